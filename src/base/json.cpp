@@ -83,18 +83,20 @@ class OuterKeys final : public nlohmann::json_sax<json> {
 };
 
 // Writes U+007F to U+009F as \u007f, which JSON does not ask for: some terminals obey them.
-std::string escape_other_controls(std::string_view text) {
+std::string escape_other_controls(const std::string& text) {
+  constexpr char delete_byte = '\x7F';
+  constexpr char lead_byte = '\xC2';  // of U+0080 to U+00BF
   std::string escaped;
-  for (size_t at = 0; at < text.size();) {
-    const DecodedCharacter character = decode_utf8(text.substr(at, longest_utf8));
-    if (character.code_point >= 0x7f && character.code_point < 0xa0) {
-      append(escaped, "\\u{:04x}", character.code_point);
-    } else {
-      escaped += text.substr(at, character.length);
-    }
-    at += character.length;
+  size_t begin = 0;  // start of the text that is not copied yet
+  for (size_t at = 0; at < text.size(); ++at) {
+    if (text[at] != delete_byte && text[at] != lead_byte) continue;
+    const DecodedCharacter character = decode_utf8(std::string_view(text).substr(at, longest_utf8));
+    if (character.code_point < 0x7f || character.code_point >= 0xa0) continue;
+    escaped.append(text, begin, at - begin);
+    append(escaped, "\\u{:04x}", character.code_point);
+    begin = at + character.length;
   }
-  return escaped;
+  return begin == 0 ? text : escaped.append(text, begin);
 }
 
 json::other_error too_deep() {

@@ -52,7 +52,9 @@ FlatTokens read_npy(MappedFile file) {
   const std::string_view text = all.substr(npy_start_bytes, static_cast<size_t>(first - npy_start_bytes));
   const DType* const dtype = dtype_of_npy(text);
   if (dtype == nullptr)
-    damaged(file, npy_start_bytes, "the array must be of numpy.uint16, uint32 or int32, little-endian");
+    damaged(file, npy_start_bytes,
+            "the array must be of numpy.uint16, uint32 or int32, little-endian: make one with: np.save(OUT, "
+            "np.load(IN).astype(np.uint32))");
   const int64_t tokens = (file.size_bytes() - first) / dtype_bytes(*dtype);
   const std::string shape = fmt::format("'shape': ({},)", tokens);
   if (first + tokens * dtype_bytes(*dtype) != file.size_bytes() || text.find(shape) == std::string_view::npos)
@@ -62,31 +64,61 @@ FlatTokens read_npy(MappedFile file) {
 }
 
 // Warns once per file, because a run opens a file several times.
-void warn_of_u32(const fs::path& path) {
+void warn_of_width(const fs::path& path, std::string_view read_as, std::string_view sign, std::string_view remedy) {
   static std::mutex mutex;
   static std::set<fs::path> warned;
   const std::scoped_lock lock(mutex);
   if (!warned.insert(path).second) return;
-  print_err(
-      "warning: {} is read as u16, and every second token is {} at most: if it holds u32, say so with --dtype u32, or "
-      "with \"dtype\": \"u32\" beside its path in a config\n",
-      path.native(), most_upper_half);
+  print_err("warning: {} is read as {}, and {}: {}\n", path.native(), read_as, sign, remedy);
 }
 
-// Returns true if tokens of u16 are probably the halves of u32: every second one is the upper half of an id.
-bool looks_like_u32(const MappedFile& file) {
-  constexpr int64_t most_pairs = 4096;
-  constexpr int64_t fewest_pairs = 16;         // if all upper halves are 0
-  constexpr int64_t fewest_pairs_wide = 1024;  // if some are not, which is rarer in u16
-  const int64_t pairs = std::min(most_pairs, file.size_bytes() / 4);
-  uint32_t upper = 0;
+constexpr int64_t most_groups = 4096;
+std::string make_u32_of(std::string_view type) {
+  return fmt::format("make u32 of it with: np.fromfile(IN, \"{}\").astype(np.uint32).tofile(OUT)", type);
+}
+
+// Warns if tokens of four bytes are probably halves of i64: every second one is 0, and others are not.
+void warn_of_i64(const MappedFile& file, const fs::path& path, std::string_view read_as) {
+  constexpr int64_t fewest = 16;
+  const int64_t groups = std::min(most_groups, file.size_bytes() / 8);
   uint32_t lower = 0;
-  for (int64_t i = 0; i < pairs; ++i) {
-    lower = std::max<uint32_t>(lower, file.load<uint16_t>(4 * i));
-    upper = std::max<uint32_t>(upper, file.load<uint16_t>(4 * i + 2));
+  uint32_t upper = 0;
+  for (int64_t i = 0; i < groups; ++i) {
+    lower |= static_cast<uint32_t>(file.load<int32_t>(8 * i));
+    upper |= static_cast<uint32_t>(file.load<int32_t>(8 * i + 4));
   }
-  if (upper > most_upper_half || lower <= upper) return false;
-  return pairs >= (upper == 0 ? fewest_pairs : fewest_pairs_wide);
+  if (groups < fewest || upper != 0 || lower == 0) return;
+  warn_of_width(path, read_as, "its tokens look like the halves of i64, of which every second one is 0",
+                "if it holds i64, " + make_u32_of("<i8"));
+}
+
+// Warns if tokens of u16 are probably the halves of wider ones: every second one is the upper half of an id.
+void warn_of_wider(const MappedFile& file, const fs::path& path) {
+  constexpr int64_t fewest_zeros = 16;  // if all upper halves are 0
+  constexpr int64_t fewest = 64;        // if some are not, which is rarer in u16
+  const int64_t pairs = std::min(most_groups, file.size_bytes() / 4);
+  std::array<uint32_t, 2> largest{};      // maxima of the first and the second halves
+  std::array<uint32_t, 2> largest_big{};  // the same, with bytes swapped
+  uint32_t every_fourth = 0;
+  for (int64_t i = 0; i < pairs; ++i) {
+    for (size_t half = 0; half < 2; ++half) {
+      const uint32_t value = file.load<uint16_t>(4 * i + 2 * static_cast<int64_t>(half));
+      largest[half] = std::max(largest[half], value);
+      largest_big[half] = std::max(largest_big[half], (value & 0xFF) << 8 | value >> 8);
+      if (i % 2 == 1) every_fourth |= value;
+    }
+  }
+  const auto looks_wide = [&](uint32_t upper, uint32_t lower) {
+    return upper <= most_upper_half && lower > upper && pairs >= (upper == 0 ? fewest_zeros : fewest);
+  };
+  if (looks_wide(largest[1], largest[0])) {
+    if (every_fourth == 0) return warn_of_i64(file, path, "u16");
+    warn_of_width(path, "u16", fmt::format("every second token is {} at most", most_upper_half),
+                  "if it holds u32, say so with --dtype u32, or with \"dtype\": \"u32\" beside its path in a config");
+  } else if (looks_wide(largest_big[0], largest_big[1])) {
+    warn_of_width(path, "u16", "its tokens look like those of u32 with the highest byte first",
+                  "if they are, " + make_u32_of(">u4"));
+  }
 }
 
 }  // namespace
@@ -137,6 +169,7 @@ FlatTokens open_flat_tokens(const fs::path& path, std::optional<DType> dtype) {
     if (file.size_bytes() % dtype_bytes(*dtype) != 0)
       throw Error(ExitCode::data, "{}: {} bytes are no whole number of tokens of {}", path.native(), file.size_bytes(),
                   *dtype == DType::u16 ? "u16" : "u32");
+    if (*dtype != DType::u16) warn_of_i64(file, path, "u32");
     return {std::move(file), TokenFormat::nanogpt, *dtype, 0};
   }
   if (path.extension() != ".bin") {
@@ -158,7 +191,7 @@ FlatTokens open_flat_tokens(const fs::path& path, std::optional<DType> dtype) {
   if (file.size_bytes() % 2 != 0)
     throw Error(ExitCode::data, "{}: {} bytes are no whole number of u16 tokens, as nanoGPT writes them", path.native(),
                 file.size_bytes());
-  if (looks_like_u32(file)) warn_of_u32(path);
+  warn_of_wider(file, path);
   return {std::move(file), TokenFormat::nanogpt, DType::u16, 0};
 }
 

@@ -288,10 +288,12 @@ std::string inspect(const std::string& path, int64_t sample, std::shared_ptr<con
 std::string verify_tokens(const std::filesystem::path& prefix, int64_t vocab_size,
                           const std::function<void(int64_t, int64_t)>& progress, std::optional<DType> dtype) {
   const TokenFile file(prefix, true, dtype);
-  if (vocab_size < any_vocabulary) {
+  // Refuses ids of four bytes that no vocabulary has, such as labels of -100, which stand for no token.
+  if (vocab_size < any_vocabulary || file.dtype() != DType::u16) {
     std::vector<int32_t> ids(chunk_tokens);
     for (int64_t first = 0; first < file.num_tokens(); first += chunk_tokens)
-      file.read({first, std::min(chunk_tokens, file.num_tokens() - first)}, vocab_size, ids.data());
+      file.read({first, std::min(chunk_tokens, file.num_tokens() - first)}, std::min(vocab_size, max_vocab_size),
+                ids.data());
   }
   const std::string what =
       fmt::format("{}: {}, {}: ", prefix.native(), format_counted(file.num_documents(), "document"),

@@ -57,7 +57,7 @@ class Pack(CliCase):
             ("broken.jsonl", "broken.jsonl, line 2: not valid JSON"),
             ("none.jsonl", 'none.jsonl, line 3: no member "text"'),
             ("number.jsonl", 'number.jsonl, line 1: member "text" is of type number, must be a string'),
-            ("list.jsonl", 'list.jsonl, line 1: array where an object with a member "text" is needed'),
+            ("list.jsonl", 'list.jsonl, line 1: string where an object with a member "text" is needed'),
         ]:
             with self.subTest(name=name):
                 self.refuse(DATA, messages, "data", "pack", name, "--out", "packed", "--tokenizer", "bytes")

@@ -1,6 +1,7 @@
 """`data pack` of Parquet files, in builds with Arrow's library. pyarrow wrote the files:
 rows.parquet has columns id, text and tags (lists), 1500 rows in groups of 700, 2 MB of text, zstd;
-nulls.parquet has text = "one", null, "three" and raw = b"\\xff", b"x", b"y"."""
+nulls.parquet has text = "one", null, "three" and raw = b"\\xff", b"x", b"y";
+checksums.parquet has 40 texts in one page, with write_page_checksum."""
 import os
 import resource
 import shutil
@@ -116,3 +117,17 @@ class Parquet(CliCase):
         before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
         self.refuse(DATA, "more than its column", "data", "pack", "large_page.parquet", "--out", "out", "--tokenizer", "bytes")
         self.assertLess(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss, max(before + 1, 512 << 10))
+
+    def test_checksums_of_pages(self):
+        """checksums.parquet has 40 rows and a checksum of their page: a change of any bit of the page is refused."""
+        self.needs_arrow()
+        content = (SOURCE_ROOT / "tests/cli/checksums.parquet").read_bytes()
+        shutil.copy(SOURCE_ROOT / "tests/cli/checksums.parquet", self.path("sound.parquet"))
+        self.assertEqual(self.pack("sound.parquet"), [f"document {i} of the corpus".encode() for i in range(40)])
+        first, last = content.index(b"document 0"), content.index(b"document 39")
+        for at in (first, first + 9, (first + last) // 2, last + 10):
+            damaged = bytearray(content)
+            damaged[at] ^= 1
+            self.path("damaged.parquet").write_bytes(damaged)
+            self.refuse(DATA, "damaged.parquet: the Parquet data cannot be read", "data", "pack", "damaged.parquet", "--out", "out",
+                        "--tokenizer", "bytes", "--on-bad-line", "skip")

@@ -80,6 +80,23 @@ class SentencePiece(CliCase):
         charsmap = struct.pack("<I", len(trie)) + trie + texts
         return (SOURCE_ROOT / "tests/cli/sentencepiece.model").read_bytes() + self.field(3, self.field(2, charsmap))
 
+    def test_an_end_token_in_texts(self):
+        """A symbol of the user, and an ordinary piece: none is within a document unless tokens are asked for."""
+        self.needs_library()
+        for end, text in (("<sep>", "a<sep>b"), ("324", "License")):
+            self.path("in.jsonl").write_text("".join(json.dumps({"text": one}) + "\n" for one in ("no such", text)), encoding="utf-8")
+            number = 3 if end == "<sep>" else int(end)
+            for way, documents in (("tokens", 2), ("text", 2), ("refuse", 1)):
+                with self.subTest(end=end, way=way):
+                    result = self.run_gptrain("data", "pack", "in.jsonl", "--out", "corpus", "--tokenizer", "s.model", "--end-token", end,
+                                              "--special-in-text", way, "--on-bad-line", "skip")
+                    self.assertEqual(result.code, FINISHED, result.err)
+                    content = self.path("corpus.bin").read_bytes()
+                    tokens = struct.unpack(f"<{len(content) // 2}H", content)
+                    self.assertEqual(tokens.count(number), documents + (way == "tokens"))
+                    self.assertIn(f"corpus: {documents} document", result.out)
+                    self.assertEqual("special tokens in texts: 1" in result.err, way != "text", result.err)
+
     def test_damaged_tables_of_normalization(self):
         """Words of the trie with any values: the same ids, other ones, or a refusal; no signal."""
         self.needs_library()

@@ -124,6 +124,20 @@ class Widths(CliCase):
         self.path("odd.bin").write_bytes(bytes(6))
         self.refuse(DATA, "6 bytes are no whole number of tokens of", "data", "convert", "odd.bin", "out", "--dtype", "u32")
 
+    def test_other_widths(self):
+        """A warning for each type other than that of the reading, with a remedy."""
+        ids = [i * 7919 % 120_000 for i in range(80)]
+        for name, content, remedy, more in [("i64.bin", struct.pack("<80q", *ids), '"<i8"', []),
+                                            ("i64.bin", struct.pack("<80q", *ids), '"<i8"', ["--dtype", "u32"]),
+                                            ("big.bin", struct.pack(">80I", *ids), '">u4"', []),
+                                            ("u32.bin", struct.pack("<80I", *ids), "--dtype u32", []),
+                                            ("u32.bin", struct.pack("<80I", *ids), None, ["--dtype", "u32"]),
+                                            ("u16.bin", struct.pack("<80H", *[i % 60_000 for i in ids]), None, [])]:
+            self.path(name).write_bytes(content)
+            result = self.run_gptrain("data", "inspect", name, *more)
+            self.assertEqual("warning: " in result.err, remedy is not None, result.err)
+            self.assertIn(remedy or "", result.err)
+
     def test_a_source_of_a_run(self):
         self.write_widths(4000, 200)
         config = self.write_config(tiny_config(data={"train": [{"path": "wide.bin"}]}, run={"steps": 2}))

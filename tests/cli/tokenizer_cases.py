@@ -131,11 +131,19 @@ class Folders(TokenizerCase):
             self.write("special_tokens_map.json", {"eos_token": {"content": "<|im|>"}, "additional_special_tokens": ["<|endoftext|>"]})
             self.assertIn(0, self.ids("the<|endoftext|>"))
             self.write("special_tokens_map.json", {"pad_token": "<pad>"})
-            self.refuse(USAGE, "m/special_tokens_map.json: <pad> is no token of the vocabulary", "data", "tokenize", "--tokenizer", "m", "x")
+            result = self.run_gptrain("data", "tokenize", "--tokenizer", "m", "a<pad>b")
+            self.assertIn("m/special_tokens_map.json: <pad> is no token of the vocabulary, and is added with the id ", result.err)
             self.path("m/special_tokens_map.json").unlink()
             self.write("added_tokens.json", {"<|endoftext|>": 7})
             self.refuse(USAGE, "m/added_tokens.json: <|endoftext|> has the id 7, and 0 in the vocabulary", "data", "tokenize",
                         "--tokenizer", "m", "x")
+
+    def test_merges_that_are_missing(self):
+        vocabulary = json.loads(self.path("t.json").read_text(encoding="utf-8"))["model"]
+        self.path("m/tokenizer.json").unlink()
+        self.write("vocab.json", vocabulary["vocab"] | {f"x{i}": 1000 + i for i in range(400)})
+        self.path("m/merges.txt").write_text("#version: 0.2\n", encoding="utf-8")
+        self.refuse(USAGE, ["m/merges.txt has 0 merges, too few", "fetch it again"], "data", "tokenize", "--tokenizer", "m", "x")
 
     def test_files_that_are_cut(self):
         """Each file of JSON in a folder, cut: the fault in plain words, and its place."""

@@ -53,27 +53,30 @@ void BlockTexts::read_json(const TextBlock& block, const OnText& on_text, const 
     });
   } catch (const JsonFault& fault) {
     const auto lines_before = std::count(json.begin(), json.begin() + static_cast<std::ptrdiff_t>(fault.at), '\n');
-    on_fault(block.first_line + lines_before, describe_json_fault(json, fault), false);
+    on_fault(block.first_line + lines_before, json_record_fault(json, fault), false);
+  } catch (const HiddenDocuments& fault) {
+    on_fault(block.first_line, fault.what(), false);
   }
 }
 
 void BlockTexts::read_jsonl(const TextBlock& block, const OnText& on_text, const OnFault& on_fault) {
-  constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
   std::string replaced;
   std::string_view rest = json_of(block, replaced);
-  std::string reason;
   for (int64_t number = block.first_line; !rest.empty(); ++number) {
     const size_t newline = rest.find('\n');
     std::string_view line = rest.substr(0, newline);
     rest.remove_prefix(newline == std::string_view::npos ? rest.size() : newline + 1);
     // Files joined end to end keep their byte order marks, which then begin lines in the middle.
     if (line.starts_with(byte_order_mark)) line.remove_prefix(byte_order_mark.size());
-    if (line.find_first_not_of(" \t\r") == std::string_view::npos) continue;
-    std::string_view text;
-    if (json_.text_of(line, block.field, text, reason)) {
-      on_text(text, number);
-    } else {
-      on_fault(number, reason, true);
+    if (line.starts_with('\x1E')) line.remove_prefix(1);
+    if (line.find_first_not_of(json_separators) == std::string_view::npos) continue;
+    try {
+      json_.texts_of_line(line, block.field, [&](std::string_view text, const std::string& reason) {
+        if (reason.empty()) return on_text(text, number);
+        on_fault(number, reason, true);
+      });
+    } catch (const HiddenDocuments& fault) {
+      on_fault(number, fault.what(), false);
     }
   }
 }
@@ -92,7 +95,7 @@ void BlockTexts::read_csv(const TextBlock& block, const OnText& on_text, const O
           fmt::format("{} where the header has {}", format_counted(std::ssize(fields), "field"), block.csv_columns),
           true);
     }
-    line += std::count(rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(length), '\n');
+    line += count_lines(rest.substr(0, length));
     rest.remove_prefix(length);
   }
 }

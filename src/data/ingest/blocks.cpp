@@ -3,28 +3,35 @@
 #include <algorithm>
 
 #include "base/error.h"
+#include "base/units.h"
+#include "data/ingest/foreign_formats.h"
 #include "data/ingest/input_format.h"
+#include "data/ingest/json_record.h"
 
 namespace gptrain::inline data {
 namespace {
 
 constexpr size_t block_bytes = size_t{1} << 20;
-constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
 
 // Counts in bytes while they do not overflow, so that compilers vectorize the loop.
-int64_t count_lines(std::string_view text) {
-  int64_t lines = 0;
+int64_t count_of(char wanted, std::string_view text) {
+  int64_t count = 0;
   while (!text.empty()) {
     const std::string_view piece = text.substr(0, 255);
     uint8_t in_piece = 0;
-    for (const char c : piece) in_piece = static_cast<uint8_t>(in_piece + (c == '\n'));
-    lines += in_piece;
+    for (const char c : piece) in_piece = static_cast<uint8_t>(in_piece + (c == wanted));
+    count += in_piece;
     text.remove_prefix(piece.size());
   }
-  return lines;
+  return count;
 }
 
 }  // namespace
+
+int64_t count_lines(std::string_view text) {
+  const int64_t lines = count_of('\n', text);
+  return lines > 0 ? lines : count_of('\r', text);
+}
 
 BlockReader::BlockReader(const std::vector<TextInput>& inputs, ReadOptions options,
                          std::function<size_t(std::string_view)> safe_cut, BlockPosition from)
@@ -124,14 +131,33 @@ size_t BlockReader::find_cut() {
   switch (form_.kind) {
     case InputKind::text:
       return safe_cut_(pending_);
-    case InputKind::jsonl:
-      return pending_.rfind('\n') + 1;
+    case InputKind::jsonl: {
+      // JSON has carriage returns between values only.
+      const size_t newline = pending_.rfind('\n');
+      return (newline == std::string::npos ? pending_.rfind('\r') : newline) + 1;
+    }
     case InputKind::csv:
     case InputKind::json:
     case InputKind::rows:
       return 0;
   }
   return 0;
+}
+
+// Throws Error(data) if the record or text that begins here is longer than any sound one, so that input without an end
+// does not take all memory.
+void BlockReader::require_end_in_reach() const {
+  const bool is_record = form_.kind == InputKind::jsonl || form_.kind == InputKind::csv;
+  const std::filesystem::path& path = inputs_[position_.input].path;
+  const int64_t most_bytes = is_record || path == "-" ? options_.max_record_bytes : options_.max_whole_bytes;
+  if (std::ssize(pending_) < most_bytes) return;
+  const std::string remedy = is_record
+                                 ? "look for a missing line end, or a missing double quote"
+                                 : (path == "-" ? "write it to a file, and name that" : "split it into several files");
+  throw Error(ExitCode::data, "{}, line {}: the {} that begins here has more than {}, the limit{}: {}",
+              path == "-" ? "the standard input" : path.native(), position_.line, is_record ? "record" : "text",
+              format_bytes(static_cast<double>(most_bytes)),
+              path == "-" && !is_record ? " for a text of the standard input that is read as a whole" : "", remedy);
 }
 
 TextBlock BlockReader::take(size_t size) {
@@ -191,6 +217,7 @@ std::optional<TextBlock> BlockReader::next() {
     read_more();
     size_t cut = find_cut();
     while (cut == 0 && !at_end_) {
+      require_end_in_reach();
       wanted_ = std::max(wanted_, pending_.size()) * 2;
       read_more();
       cut = find_cut();

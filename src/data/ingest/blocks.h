@@ -41,6 +41,9 @@ struct TextBlock {
   std::string_view text() const { return std::string_view(bytes).substr(0, bytes.size() - block_padding); }
 };
 
+// Returns the number of line ends: line feeds or, in a text without any, carriage returns.
+int64_t count_lines(std::string_view text);
+
 // Start of the next block. `offset` and `line` are TextBlock's offset and first_line.
 struct BlockPosition {
   size_t input = 0;
@@ -69,6 +72,7 @@ class BlockReader {
   void go_to_next_input(int64_t bytes_of_this);
   bool read_more();
   size_t find_cut();
+  void require_end_in_reach() const;
   size_t last_csv_record();
   TextBlock take(size_t size);
 

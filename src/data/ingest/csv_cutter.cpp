@@ -17,12 +17,24 @@ void CsvCutter::scan(std::string_view text, bool at_end) {
       if (!is_doubled) open_quote_.reset();
       continue;
     }
-    const size_t newline = text.substr(at_, quote - at_).rfind('\n');
-    if (newline != std::string_view::npos) end_ = at_ + newline + 1;
-    at_ = std::min(quote + 1, text.size());
-    if (quote == text.size()) return;
-    if (quote == 0 || text[quote - 1] == delimiter_ || text[quote - 1] == '\n') open_quote_ = quote;
+    find_end(text, quote);
+    if (quote == text.size()) {
+      at_ = text.size() - (text.ends_with('\r') ? 1 : 0);
+      return;
+    }
+    at_ = quote + 1;
+    const char before = quote == 0 ? '\n' : text[quote - 1];
+    if (before == delimiter_ || before == '\n' || before == '\r') open_quote_ = quote;
   }
+}
+
+// Finds the last end of a record in text[at_, to), which is outside of quotes. A carriage return at the end of the text
+// so far may be the first half of an end.
+void CsvCutter::find_end(std::string_view text, size_t to) {
+  std::string_view part = text.substr(at_, to - at_);
+  if (to == text.size() && part.ends_with('\r')) part.remove_suffix(1);
+  const size_t last = part.find_last_of("\r\n");
+  if (last != std::string_view::npos) end_ = at_ + last + 1;
 }
 
 void CsvCutter::drop(size_t size) {

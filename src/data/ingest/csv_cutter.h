@@ -24,6 +24,8 @@ class CsvCutter {
   std::optional<size_t> open_quote() const { return open_quote_; }
 
  private:
+  void find_end(std::string_view text, size_t to);
+
   char delimiter_;
   size_t at_ = 0;  // end of the bytes that have been looked at
   size_t end_ = 0;

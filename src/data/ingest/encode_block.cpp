@@ -31,7 +31,7 @@ void TokenBuffer::clear() {
 BlockEncoder::BlockEncoder(std::shared_ptr<const Tokenizer> tokenizer, const EncodeOptions& options)
     : tokenizer_(std::move(tokenizer)),
       options_(options),
-      encoder_(tokenizer_),
+      encoder_(tokenizer_, options.end_token),
       texts_(options.replace_invalid_utf8, tokenizer_->is_bytes()) {}
 
 EncodedBlock BlockEncoder::encode(const TextBlock& block, TokenBuffer memory) {
@@ -69,6 +69,13 @@ bool BlockEncoder::append_encoded(std::string_view text, int64_t line) {
   out_.special_in_text += encoder_.num_special();
   if (options_.special_in_text == SpecialInText::refuse && encoder_.num_special() > 0) {
     fault(line, fmt::format("its text holds the special token {} (--special-in-text)", encoder_.special_in_text()));
+    return false;
+  }
+  if (options_.special_in_text == SpecialInText::text && encoder_.has_end_piece()) {
+    fault(line,
+          fmt::format("its text holds \"{}\", the end token, which is no special token: it cannot be ordinary text "
+                      "(--special-in-text)",
+                      encoder_.special_in_text()));
     return false;
   }
   out_.ids.append(ids);

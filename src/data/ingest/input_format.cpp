@@ -6,103 +6,20 @@
 
 #include "base/error.h"
 #include "base/json_scanner.h"
-#include "base/text_file.h"
 #include "base/units.h"
 #include "data/ingest/csv_cutter.h"
+#include "data/ingest/foreign_formats.h"
 #include "data/ingest/json_record.h"
 
 namespace gptrain::inline data {
 namespace {
 
-constexpr std::string_view blanks = " \t\r\n";
-
-constexpr std::string_view tar_magic = "ustar";
-constexpr size_t tar_magic_at = 257;
-
-// Returns true if the header's checksum holds: the sum of its bytes, in octal digits, with spaces in its own place.
-bool is_tar_header(std::string_view start) {
-  constexpr size_t header_bytes = 512;
-  constexpr size_t checksum_at = 148;
-  constexpr size_t checksum_bytes = 8;
-  if (start.size() < header_bytes || !start.substr(tar_magic_at).starts_with(tar_magic)) return false;
-  const std::string_view digits = start.substr(checksum_at, checksum_bytes);
-  uint32_t stored = 0;
-  for (const char digit : digits.substr(std::min(digits.find_first_not_of(' '), checksum_bytes))) {
-    if (digit < '0' || digit > '7') break;
-    stored = stored * 8 + static_cast<uint32_t>(digit - '0');
-  }
-  uint32_t sum = 0;
-  for (size_t i = 0; i < header_bytes; ++i)
-    sum += i - checksum_at < checksum_bytes ? uint32_t{' '} : static_cast<uint8_t>(start[i]);
-  return stored == sum;
-}
-
-// Returns true if control bytes follow the four letters, as in every Parquet file and in no text.
-bool is_parquet_with(std::string_view magic, std::string_view start) {
-  constexpr size_t most_bytes = 1000;
-  if (!start.starts_with(magic)) return false;
-  const std::string_view rest = start.substr(magic.size(), most_bytes);
-  return std::any_of(rest.begin(), rest.end(), [](char c) {
-    return static_cast<uint8_t>(c) < 0x20 && std::string_view("\t\n\v\f\r\x1B").find(c) == std::string_view::npos;
-  });
-}
-
-struct Magic {
-  size_t at;
-  std::string_view bytes;
-  std::string_view name;
-  std::string_view remedy;
-};
-
-constexpr std::string_view unpack = "unpack it and give the files in it";
-constexpr std::string_view to_parquet = "save it as Parquet or JSONL";
-constexpr std::string_view decompress = "decompress it, or compress it as gzip, zstd, xz or bzip2";
-constexpr std::string_view no_texts = "give files of texts";
-
-constexpr Magic foreign[] = {
-    {0, "PK\x03\x04", "a zip archive", unpack},
-    {0, "PK\x05\x06", "an empty zip archive", unpack},
-    {0, "7z\xBC\xAF\x27\x1C", "a 7z archive", unpack},
-    {0, "Rar!\x1A\x07", "a rar archive", unpack},
-    {0, "!<arch>\n", "an ar archive", unpack},
-    {0, "\x04\x22\x4D\x18", "lz4 data", decompress},
-    {0, "\x02\x21\x4C\x18", "lz4 data", decompress},
-    {0, std::string_view("\xFF\x06\x00\x00sNaPpY", 10), "snappy data", decompress},
-    {0, "LZIP\x01", "lzip data", decompress},
-    {0, "\x1F\x9D", "data of compress", decompress},
-    {0, std::string_view("\x89LZO\0", 5), "lzop data", decompress},
-    {0, std::string_view("\x5D\x00\x00", 3), "lzma data", decompress},
-    {0, "\x1F\x8B", "compressed twice (gzip data within compressed data)", decompress},
-    {0, "\x28\xB5\x2F\xFD", "compressed twice (zstd data within compressed data)", decompress},
-    {0,
-     std::string_view("\xFD"
-                      "7zXZ\0",
-                      6),
-     "compressed twice (xz data within compressed data)", decompress},
-    {4, "1AY&SY", "compressed twice (bzip2 data within compressed data)", decompress},
-    {0, std::string_view("ARROW1\0\0", 8), "an Arrow file (Feather, version 2)", to_parquet},
-    {0, std::string_view("FEA1\0", 5), "a Feather file of version 1", to_parquet},
-    {0, "\xFF\xFF\xFF\xFF", "an Arrow stream", to_parquet},
-    {0, "Obj\x01", "an Avro file", to_parquet},
-    {0, "\x89HDF\r\n\x1A\n", "an HDF5 file", to_parquet},
-    {0, std::string_view("SQLite format 3\0", 16), "an SQLite database", to_parquet},
-    {0, "\x93NUMPY", "a numpy file", "token files are not packed again: name it in data.train"},
-    {0, std::string_view("MMIDIDX\0\0", 9), "the index of a token file", "name its PREFIX in data.train"},
-    {0, "%PDF-", "a PDF file", "extract its text"},
-    {0, "{\\rtf", "an RTF file", "extract its text"},
-    {0,
-     "\x7F"
-     "ELF",
-     "an executable", no_texts},
-    {0, "\x89PNG", "a picture", no_texts},
-    {0, "\xFF\xD8\xFF", "a picture", no_texts},
-    {0, "WARC/1.", "a WARC file", "extract its texts to JSONL"},
-    {0, git_lfs_pointer, "a Git LFS pointer, not the data", "fetch the data with git lfs pull"},
-};
+constexpr std::string_view blanks = json_separators;
 
 struct Suffix {
   std::string_view suffix;
   std::string_view name;
+  std::string_view remedy = "give files of texts, or --format";
 };
 // Suffixes of unsupported formats, refused whatever the content.
 constexpr Suffix refused_suffixes[] = {
@@ -135,6 +52,7 @@ constexpr Suffix refused_suffixes[] = {
     {".safetensors", "a file of tensors"},
     {".sqlite", "an SQLite database"},
     {".warc", "a WARC file"},
+    {".dvc", "a DVC pointer, not the data", fetch_dvc},
 };
 
 struct Compression {
@@ -153,26 +71,6 @@ std::string lower(std::string text) {
 std::string format_suffix(std::filesystem::path path) {
   if (!compression_of_name(path).empty()) path.replace_extension();
   return lower(path.extension().native());
-}
-
-[[noreturn]] void refuse(const std::filesystem::path& path, std::string_view is, std::string_view remedy) {
-  throw Error(ExitCode::data, "{} is {}: {}", path.native(), is, remedy);
-}
-
-// Returns the encoding's name; empty if none. ASCII in UTF-16 has a zero in every second byte.
-std::string_view wide_encoding(std::string_view start) {
-  if (start.starts_with(std::string_view("\xFF\xFE\0\0", 4)) ||
-      start.starts_with(std::string_view("\0\0\xFE\xFF", 4))) {
-    return "UTF-32";
-  }
-  if (start.starts_with("\xFF\xFE") || start.starts_with("\xFE\xFF")) return "UTF-16";
-  const std::string_view some = start.substr(0, 1000);
-  if (some.size() < 4) return {};
-  std::array<size_t, 2> zeros{};
-  for (size_t i = 0; i < some.size(); ++i) zeros[i % 2] += some[i] == '\0' ? 1 : 0;
-  const bool is_wide =
-      std::max(zeros[0], zeros[1]) * 4 > some.size() && std::min(zeros[0], zeros[1]) * 20 < some.size();
-  return is_wide ? std::string_view("UTF-16") : std::string_view();
 }
 
 enum class JsonShape {
@@ -204,6 +102,8 @@ Lines count_json_lines(std::string_view text, bool is_whole) {
 }
 
 JsonShape json_shape(std::string_view text, bool is_whole) {
+  constexpr std::string_view json_blanks = " \t\r\n";
+  const bool is_sequence = text.starts_with('\x1E');
   text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));
   if (text.empty()) return JsonShape::none;
   const Lines lines = count_json_lines(text, is_whole);
@@ -218,14 +118,14 @@ JsonShape json_shape(std::string_view text, bool is_whole) {
     if (first == '[') return is_list ? JsonShape::one : JsonShape::none;
     return text.find('\n') == std::string_view::npos ? JsonShape::lines : JsonShape::one;
   }
-  const bool is_one_line = text.substr(0, end).find('\n') == std::string_view::npos;
-  const bool is_alone = is_whole && text.find_first_not_of(blanks, end) == std::string_view::npos;
+  const bool is_one_line = text.substr(0, end).find_first_of("\r\n") == std::string_view::npos;
+  const bool is_alone = !is_sequence && is_whole && text.find_first_not_of(json_blanks, end) == std::string_view::npos;
   if (is_alone) {
     if (first == '[') return is_list ? JsonShape::one : JsonShape::none;
     return is_one_line ? JsonShape::lines : JsonShape::one;
   }
-  if (are_records || (is_one_line && first == '{')) return JsonShape::lines;
-  if (first == '[' && !is_list) return JsonShape::none;
+  if (first == '[' && !is_list) return are_records ? JsonShape::lines : JsonShape::none;
+  if (are_records || is_one_line) return JsonShape::lines;
   return JsonShape::several;
 }
 
@@ -238,9 +138,13 @@ bool is_pretty_printed(std::string_view text) {
   return last != std::string_view::npos && std::string_view("{[,").find(text[last]) != std::string_view::npos;
 }
 
-[[noreturn]] void refuse_pretty_printed(const std::filesystem::path& path) {
-  refuse(path, "JSON whose values go over several lines", "make JSONL of it with: jq -c . IN >OUT.jsonl");
+[[noreturn]] void refuse_pretty_printed(const InputQuestion& question) {
+  refuse_format(question.path, "JSON whose values go over several lines",
+                fmt::format("make JSONL of it with: jq -c {}. IN >OUT.jsonl",
+                            question.start.starts_with('\x1E') ? "--seq " : ""));
 }
+
+constexpr std::array<char, 4> delimiters = {',', '\t', ';', '|'};
 
 struct CsvHeader {
   std::vector<std::string> names;
@@ -282,20 +186,34 @@ CsvHeader csv_header(std::string_view start, char delimiter) {
 InputFormat of_kind(InputKind kind) { return {.kind = kind}; }
 
 InputFormat json_format(const InputQuestion& question, JsonShape shape) {
-  if (shape == JsonShape::several) refuse_pretty_printed(question.path);
+  if (shape == JsonShape::several) refuse_pretty_printed(question);
   return of_kind(shape == JsonShape::lines ? InputKind::jsonl : InputKind::json);
 }
 
-char delimiter_of(std::string_view suffix) { return suffix == ".tsv" || suffix == ".tab" ? '\t' : ','; }
+// Returns the delimiter by the name's suffix; without one, the first with which the header has the column, or a comma.
+char delimiter_of(const InputQuestion& question, std::string_view suffix) {
+  if (suffix == ".tsv" || suffix == ".tab") return '\t';
+  for (const char delimiter : delimiters) {
+    const std::vector<std::string> names = csv_header(question.start, delimiter).names;
+    if (std::find(names.begin(), names.end(), question.field) != names.end()) return delimiter;
+  }
+  return ',';
+}
+
+InputFormat csv_format(const InputQuestion& question, std::string_view suffix) {
+  const char delimiter = delimiter_of(question, suffix);
+  return csv_format(question, delimiter, csv_header(question.start, delimiter));
+}
 
 bool is_text_suffix(std::string_view suffix) {
   constexpr std::string_view texts[] = {".txt", ".text", ".md", ".rst", ".tex"};
   return std::find(std::begin(texts), std::end(texts), suffix) != std::end(texts);
 }
 
-bool is_json(std::string_view text) {
+// Returns true if the text begins with a JSON object or list.
+bool begins_with_json(std::string_view text) {
   try {
-    JsonScanner(text, JsonDialect::python).whole();
+    JsonScanner(text.substr(0, end_of_json_value(text)), JsonDialect::python).whole();
     return true;
   } catch (const JsonFault&) {
     return false;
@@ -307,7 +225,7 @@ bool holds_json(std::string_view text, bool is_whole) {
   constexpr size_t most_lines = 100;
   text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));
   const bool is_open = text.starts_with("{\"") || text.starts_with("[{") || text.starts_with("[\"");
-  if (is_open && is_whole && is_json(text)) return true;
+  if (is_open && is_whole && begins_with_json(text)) return true;
   if (is_open && !is_whole && text.find('\n') == std::string_view::npos) return true;
   size_t lines = 0;
   size_t objects = 0;
@@ -317,7 +235,7 @@ bool holds_json(std::string_view text, bool is_whole) {
     if (newline == std::string_view::npos && !is_whole) break;
     text.remove_prefix(newline == std::string_view::npos ? text.size() : newline + 1);
     text.remove_prefix(std::min(text.find_first_not_of(blanks), text.size()));
-    if (line.starts_with('{') && is_json(line)) ++objects;
+    if (line.starts_with('{') && begins_with_json(line)) ++objects;
   }
   return objects > 0 && 2 * objects >= lines;
 }
@@ -326,11 +244,11 @@ bool holds_json(std::string_view text, bool is_whole) {
 InputFormat format_of_text_name(const InputQuestion& question) {
   const std::string_view remedy = "give --format text, or the format that is meant";
   if (holds_json(question.start, question.is_whole))
-    refuse(question.path, "a text by its name and JSON by its content", remedy);
-  for (const char delimiter : {',', '\t'}) {
+    refuse_format(question.path, "a text by its name and JSON by its content", remedy);
+  for (const char delimiter : delimiters) {
     const CsvHeader header = csv_header(question.start, delimiter);
     if (header.names.size() > 1 && std::count(header.names.begin(), header.names.end(), question.field) == 1)
-      refuse(question.path, "a text by its name and a table by its first line", remedy);
+      refuse_format(question.path, "a text by its name and a table by its first line", remedy);
   }
   return of_kind(InputKind::text);
 }
@@ -341,23 +259,20 @@ std::optional<InputFormat> format_of_name(const InputQuestion& question, const s
   const JsonShape shape = json_shape(question.start, question.is_whole);
   if (suffix == ".jsonl" || suffix == ".ndjson") {
     if (shape != JsonShape::lines && is_pretty_printed(question.start) && shape != JsonShape::none) {
-      refuse_pretty_printed(question.path);
+      refuse_pretty_printed(question);
     }
     return of_kind(InputKind::jsonl);
   }
   if (suffix == ".json") return shape == JsonShape::none ? of_kind(InputKind::json) : json_format(question, shape);
-  if (suffix == ".csv" || suffix == ".tsv" || suffix == ".tab") {
-    return csv_format(question, delimiter_of(suffix), csv_header(question.start, delimiter_of(suffix)));
-  }
+  if (suffix == ".csv" || suffix == ".tsv" || suffix == ".tab" || suffix == ".psv") return csv_format(question, suffix);
   if (suffix == ".parquet" && !question.compression.empty()) {
-    refuse(question.path, fmt::format("{} data, although its name says Parquet", question.compression),
-           "decompress it if it holds Parquet, otherwise rename it after its content, such as x.jsonl.gz");
+    refuse_format(question.path, fmt::format("{} data, although its name says Parquet", question.compression),
+                  "decompress it if it holds Parquet, otherwise rename it after its content, such as x.jsonl.gz");
   }
   if (suffix == ".parquet")
-    refuse(question.path, "no Parquet file, although its name says so", "look for a damaged download");
+    refuse_format(question.path, "no Parquet file, although its name says so", "look for a damaged download");
   for (const Suffix& known : refused_suffixes) {
-    if (suffix == known.suffix)
-      refuse(question.path, std::string(known.name) + " by its name", "give files of texts, or --format");
+    if (suffix == known.suffix) refuse_format(question.path, std::string(known.name) + " by its name", known.remedy);
   }
   return std::nullopt;
 }
@@ -366,7 +281,7 @@ std::optional<InputFormat> format_of_content(const InputQuestion& question) {
   if (const JsonShape shape = json_shape(question.start, question.is_whole); shape != JsonShape::none) {
     return json_format(question, shape);
   }
-  for (const char delimiter : {',', '\t'}) {
+  for (const char delimiter : delimiters) {
     const CsvHeader header = csv_header(question.start, delimiter);
     const auto count = std::count(header.names.begin(), header.names.end(), question.field);
     if (count == 1 && (header.names.size() > 1 || question.field_is_given))
@@ -394,9 +309,8 @@ size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::str
       quoted = true;
     } else if (c == delimiter) {
       fields.emplace_back();
-    } else if (c == '\n') {
-      if (fields.back().ends_with('\r')) fields.back().pop_back();
-      return at + 1;
+    } else if (c == '\n' || (c == '\r' && (at_end || at + 1 < text.size()))) {
+      return at + (text.substr(at).starts_with("\r\n") ? 2 : 1);
     } else {
       fields.back() += c;
     }
@@ -419,27 +333,12 @@ std::string_view compression_of_name(const std::filesystem::path& path) {
   return {};
 }
 
-bool is_parquet(std::string_view start) { return is_parquet_with("PAR1", start); }
-
-void refuse_foreign_format(const std::filesystem::path& path, std::string_view start) {
-  if (is_tar_header(start)) refuse(path, "a tar archive", unpack);
-  if (is_parquet_with("PARE", start)) refuse(path, "an encrypted Parquet file", "decrypt it");
-  for (const Magic& magic : foreign) {
-    if (start.size() < magic.at || !start.substr(magic.at).starts_with(magic.bytes)) continue;
-    refuse(path, magic.name, magic.remedy);
-  }
-  if (const std::string_view encoding = wide_encoding(start); !encoding.empty()) {
-    refuse(path, std::string("text in ") + std::string(encoding),
-           fmt::format("make UTF-8 of it with: iconv -f {} -t UTF-8 IN >OUT", encoding));
-  }
-}
-
 InputFormat find_input_format(const InputQuestion& question) {
   const std::string suffix = format_suffix(question.path);
   if (question.asked) {
-    if (*question.asked == InputKind::rows) refuse(question.path, "no Parquet file", "give another --format");
+    if (*question.asked == InputKind::rows) refuse_format(question.path, "no Parquet file", "give another --format");
     if (*question.asked != InputKind::csv) return of_kind(*question.asked);
-    return csv_format(question, delimiter_of(suffix), csv_header(question.start, delimiter_of(suffix)));
+    return csv_format(question, suffix);
   }
   if (auto format = format_of_name(question, suffix)) return *format;
   if (auto format = format_of_content(question)) return *format;
@@ -474,6 +373,7 @@ void InputFormats::add(size_t number, const std::filesystem::path& input, InputK
   if (last_input_ == number) return;
   last_input_ = number;
   std::string format(kind == InputKind::csv && delimiter == '\t' ? "TSV" : format_name(kind));
+  if (kind == InputKind::csv && delimiter != '\t' && delimiter != ',') format += fmt::format(" with {}", delimiter);
   if (!compression.empty()) format += fmt::format(" ({})", compression);
   auto count = std::find_if(counts_.begin(), counts_.end(), [&](const Count& known) { return known.format == format; });
   if (count == counts_.end()) count = counts_.insert(counts_.end(), {.format = format, .first = input.native()});

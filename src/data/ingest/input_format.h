@@ -17,13 +17,6 @@ namespace gptrain::inline data {
 // Returns the compression by the suffix of a name: "gzip", "zstd", "xz", "bzip2"; empty: none.
 std::string_view compression_of_name(const std::filesystem::path& path);
 
-// Returns true if `start`, the first bytes of a file, begins a Parquet file and no text.
-bool is_parquet(std::string_view start);
-
-// Throws Error(data), with file and format, if `start`, the first decompressed bytes, begins an unsupported format: an
-// archive, another compression, Arrow, UTF-16, a Git LFS pointer and others.
-void refuse_foreign_format(const std::filesystem::path& path, std::string_view start);
-
 struct InputQuestion {
   const std::filesystem::path& path;
   std::string_view start;  // the first bytes of the content, without a byte order mark

@@ -22,10 +22,20 @@ constexpr const char* any_input = "*";  // pattern of a NAME without one
   throw Error(ExitCode::data, "cannot read {}: {}", input.native(), reason);
 }
 
+// Returns the reason why a path cannot be read, `otherwise` if it is not the data that git-annex has not fetched: it
+// keeps links in their place that lead nowhere.
+std::string reason_of(const fs::path& path, const std::string& otherwise) {
+  std::error_code is_no_link;
+  const std::string target = fs::read_symlink(path, is_no_link).native();
+  return target.find("annex/objects/") == std::string::npos
+             ? otherwise
+             : "a link of git-annex whose data are not here: fetch them with git annex get";
+}
+
 TextInput input_file(const fs::path& path) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
-  if (error) refuse_input(path, error.message());
+  if (error) refuse_input(path, reason_of(path, error.message()));
   if (!fs::is_regular_file(status)) refuse_input(path, "not a regular file");
   TextInput file{path, static_cast<int64_t>(fs::file_size(path, error)), 0};
   if (error) refuse_input(path, error.message());
@@ -54,7 +64,7 @@ FolderEntries entries_below(const fs::path& folder) {
     }
     if (fs::is_directory(own)) continue;
     const fs::file_status status = entry->status(unreadable);
-    if (!fs::exists(status)) refuse_input(path, "the link leads to no file that can be read");
+    if (!fs::exists(status)) refuse_input(path, reason_of(path, "the link leads to no file that can be read"));
     (fs::is_regular_file(status) ? found.files : found.left_out).push_back(path);
   }
   if (error) refuse_input(folder, error.message());

@@ -53,6 +53,10 @@ class TextFields {
 struct ReadOptions {
   TextFields fields;
   std::optional<InputKind> kind;  // format of all inputs; nullopt: detected by name and content
+  // Largest record of JSONL or CSV, and largest text of the standard input that cannot be read in parts.
+  int64_t max_record_bytes = int64_t{256} << 20;
+  // Largest text or JSON list of a file that cannot be read in parts.
+  int64_t max_whole_bytes = int64_t{4} << 30;
 };
 
 // Returns the size of all inputs together; 0 if one is the standard input.

@@ -1,63 +1,106 @@
 #include "data/ingest/json_member.h"
 
+#include <algorithm>
 #include <fmt/format.h>
+#include <utility>
+#include <vector>
 
-#include "data/ingest/json_record.h"
+#include "base/units.h"
 
 namespace gptrain::inline data {
 namespace {
 
+bool is_object_or_list(std::string_view line, JsonSpan value) {
+  return line[value.begin] == '{' || line[value.begin] == '[';
+}
+
+}  // namespace
+
+// Throws HiddenDocuments if a member of the object is a list of objects with the field: {"data": [{"text": ...}]}.
+void JsonMember::refuse_hidden(const JsonRecord& record, std::string_view text, JsonSpan object) const {
+  for (const auto& [key, value] : record.members(object)) {
+    if (text[value.begin] != '[') continue;
+    const std::vector<JsonSpan> elements = record.elements(value);
+    JsonSpan found{};
+    if (elements.empty() || text[elements[0].begin] != '{' || !record.member(elements[0], field, found)) continue;
+    const std::string_view name = text.substr(key.begin, key.end - key.begin);
+    throw HiddenDocuments(
+        fmt::format("no member \"{}\", but member {} is a list of {}: make JSONL of it with: jq -c '.[{}][]' IN "
+                    ">OUT.jsonl",
+                    field, name, format_counted(std::ssize(elements), "object"), name));
+  }
+}
+
+// Throws HiddenDocuments if the field is a column as pandas writes it: {"text": {"0": "one", "1": "two"}}.
+void JsonMember::refuse_columns(const JsonRecord& record, JsonSpan column) const {
+  const std::vector<JsonRecord::Member> rows = record.members(column);
+  size_t number = 0;
+  for (const auto& [key, value] : rows) {
+    if (record.string_at(key, true) != std::to_string(number++)) return;
+  }
+  if (rows.empty()) return;
+  throw HiddenDocuments(
+      fmt::format("member \"{}\" is a column of {}: write the table with pandas' to_json(..., orient=\"records\", "
+                  "lines=True)",
+                  field, format_counted(std::ssize(rows), "row")));
+}
+
 // Sets `text` to the member of `value`. Returns false, with the reason in `fault`, if there is none.
-bool text_in(const JsonRecord& record, JsonSpan value, const JsonMember& member, std::string& text,
-             std::string& fault) {
+bool JsonMember::text_in(const JsonRecord& record, JsonSpan value, std::string& text, std::string& fault) const {
   JsonSpan found{};
   if (const std::string_view type = record.type_name(value); type != "object") {
-    fault = member.no_object(type.data());
-  } else if (!record.member(value, member.field, found)) {
-    fault = member.no_member();
+    fault = fmt::format("{} where an object with a member \"{}\" is needed", type, field);
+  } else if (!record.member(value, field, found)) {
+    fault = fmt::format("no member \"{}\" (--field names it)", field);
   } else if (const std::string_view kind = record.type_name(found); kind != "string") {
-    fault = member.no_string(kind.data());
+    if (kind == "object") refuse_columns(record, found);
+    fault = fmt::format("member \"{}\" is of type {}, must be a string", field, kind);
   } else {
-    text = record.string_at(found, member.replace_invalid);
+    text = record.string_at(found, replace_invalid);
     return true;
   }
   return false;
 }
 
-}  // namespace
-
-bool JsonMember::text_of(std::string_view json, std::string& text, std::string& fault) const {
-  try {
-    const JsonRecord record(json);
-    return text_in(record, record.root(), *this, text, fault);
-  } catch (const JsonFault& error) {
-    fault = describe_json_fault(json, error);
-    return false;
+// `text`: the text that `record` has checked.
+void JsonMember::put_documents(const JsonRecord& record, std::string_view text, const OnJsonDocument& document) const {
+  const JsonSpan root = record.root();
+  const std::vector<JsonSpan> values = text[root.begin] == '[' ? record.elements(root) : std::vector{root};
+  for (const JsonSpan value : values) {
+    std::string found;
+    std::string fault;
+    try {
+      if (!text_in(record, value, found, fault) && text[value.begin] == '{') refuse_hidden(record, text, value);
+    } catch (const JsonFault& error) {
+      fault = json_record_fault(text, error);
+    }
+    document(found, fault);
   }
 }
 
 void JsonMember::texts_of(std::string_view json, const OnJsonDocument& document) const {
-  const JsonRecord record(json);
-  for (const JsonSpan element : record.elements()) {
-    std::string text;
-    std::string fault;
+  put_documents(JsonRecord(json), json, document);
+}
+
+void JsonMember::texts_of_line(std::string_view line, const OnJsonDocument& document) const {
+  std::vector<JsonSpan> values = json_values_of_line(line);
+  const auto num_values =
+      std::count_if(values.begin(), values.end(), [&](JsonSpan value) { return is_object_or_list(line, value); });
+  // One object with other text beside it is one fault, of the whole line.
+  if (num_values < 2 && values.size() != 1) values = {{0, line.size()}};
+  for (const JsonSpan value : values) {
+    const std::string_view json = line.substr(value.begin, value.end - value.begin);
+    int64_t count = 0;
     try {
-      text_in(record, element, *this, text, fault);
-    } catch (const JsonFault& error) {
-      fault = describe_json_fault(json, error);
+      texts_of(json, [&](std::string_view text, const std::string& fault) {
+        ++count;
+        document(text, fault);
+      });
+      if (count == 0) document({}, fmt::format("an empty list where an object with a member \"{}\" is needed", field));
+    } catch (const JsonFault& fault) {
+      document({}, json_record_fault(line, JsonFault(value.begin + fault.at, fault.what())));
     }
-    document(text, fault);
   }
-}
-
-std::string JsonMember::no_object(const char* type) const {
-  return fmt::format("{} where an object with a member \"{}\" is needed", type, field);
-}
-
-std::string JsonMember::no_member() const { return fmt::format("no member \"{}\" (--field names it)", field); }
-
-std::string JsonMember::no_string(const char* type) const {
-  return fmt::format("member \"{}\" is of type {}, must be a string", field, type);
 }
 
 }  // namespace gptrain::data

@@ -44,21 +44,28 @@ JsonRecord::JsonRecord(std::string_view text) : text_(text) {
   root_ = JsonScanner(text, JsonDialect::python).whole();
 }
 
-std::vector<JsonSpan> JsonRecord::elements() const {
-  if (text_[root_.begin] != '[') return {root_};
+std::vector<JsonSpan> JsonRecord::elements(JsonSpan list) const {
   std::vector<JsonSpan> found;
-  JsonScanner(text_, JsonDialect::python, root_.begin).list(1, [&](JsonSpan element) { found.push_back(element); });
+  JsonScanner(text_, JsonDialect::python, list.begin).list(1, [&](JsonSpan element) { found.push_back(element); });
+  return found;
+}
+
+std::vector<JsonRecord::Member> JsonRecord::members(JsonSpan object) const {
+  std::vector<Member> found;
+  JsonScanner(text_, JsonDialect::python, object.begin).object(1, [&](JsonSpan key, JsonSpan value) {
+    found.push_back({key, value});
+  });
   return found;
 }
 
 bool JsonRecord::member(JsonSpan object, std::string_view name, JsonSpan& value) const {
   bool found = false;
-  JsonScanner(text_, JsonDialect::python, object.begin).object(1, [&](JsonSpan key, JsonSpan member) {
-    const std::string_view plain = text_.substr(key.begin + 1, key.end - key.begin - 2);
-    if (plain != name && (plain.find('\\') == std::string_view::npos || string_at(key, true) != name)) return;
-    value = member;
+  for (const Member& member : members(object)) {
+    const std::string_view plain = text_.substr(member.key.begin + 1, member.key.end - member.key.begin - 2);
+    if (plain != name && (plain.find('\\') == std::string_view::npos || string_at(member.key, true) != name)) continue;
+    value = member.value;
     found = true;
-  });
+  }
   return found;
 }
 
@@ -139,7 +146,26 @@ size_t end_of_json_value(std::string_view text) {
   return std::string_view::npos;
 }
 
-std::string describe_json_fault(std::string_view text, const JsonFault& fault) {
+std::vector<JsonSpan> json_values_of_line(std::string_view line) {
+  std::vector<JsonSpan> values;
+  for (size_t at = 0; (at = line.find_first_not_of(json_separators, at)) != std::string_view::npos;) {
+    const std::string_view rest = line.substr(at);
+    if (rest.starts_with(byte_order_mark)) {
+      at += byte_order_mark.size();
+      continue;
+    }
+    const bool has_brackets = rest[0] == '{' || rest[0] == '[';
+    const size_t end = has_brackets ? end_of_json_value(rest) : rest.find_first_of("{[", 1);
+    const size_t begin = at;
+    at += std::min(end, rest.size());
+    const size_t next = line.find_first_not_of(json_separators, at);
+    if (next != std::string_view::npos && line[next] == ',') at = next + 1;
+    values.push_back({begin, at});
+  }
+  return values;
+}
+
+std::string json_record_fault(std::string_view text, const JsonFault& fault) {
   return fmt::format("not valid JSON: column {}: {}", place_in_text(text, fault.at).column,
                      json_fault_reason(text, fault));
 }

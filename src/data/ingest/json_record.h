@@ -18,8 +18,14 @@ class JsonRecord {
   explicit JsonRecord(std::string_view text);
 
   JsonSpan root() const { return root_; }
-  // Returns the elements of the root list in order; the root itself if it is not a list.
-  std::vector<JsonSpan> elements() const;
+  // Returns the elements of a list in order.
+  std::vector<JsonSpan> elements(JsonSpan list) const;
+  struct Member {
+    JsonSpan key;  // with its quotes
+    JsonSpan value;
+  };
+  // Returns the members of an object in order.
+  std::vector<Member> members(JsonSpan object) const;
   // Finds the last member with this name. Returns false if there is none.
   bool member(JsonSpan object, std::string_view name, JsonSpan& value) const;
   // Returns "array", "object", "string", "boolean", "null" or "number".
@@ -37,8 +43,18 @@ class JsonRecord {
 // within `text`.
 size_t end_of_json_value(std::string_view text);
 
+// Finds the values of a line of JSONL: a file whose last line has no end, joined to another, has two on one line.
+// Separators are blanks, byte order marks, and the record separator of RFC 7464. A comma belongs to the value before
+// it.
+std::vector<JsonSpan> json_values_of_line(std::string_view line);
+
+constexpr std::string_view byte_order_mark = "\xEF\xBB\xBF";
+
+// White space between JSON values, and the record separator of RFC 7464.
+constexpr std::string_view json_separators = " \t\r\n\x1E";
+
 // Returns a message with the column and the text around the fault: "not valid JSON: column 12: ...; the text there:
 // ...".
-std::string describe_json_fault(std::string_view text, const JsonFault& fault);
+std::string json_record_fault(std::string_view text, const JsonFault& fault);
 
 }  // namespace gptrain::data

@@ -1,5 +1,5 @@
-// Extracts the text member of JSON objects fast, with simdjson. json_member.h reads JSON that simdjson refuses, and
-// everything in a build without simdjson.
+// Extracts the text member of JSON objects fast, with simdjson. json_member.h reads all other JSON, and everything in a
+// build without simdjson.
 #pragma once
 
 #include <memory>
@@ -18,8 +18,8 @@ class JsonTexts {
   JsonTexts(const JsonTexts&) = delete;
   JsonTexts& operator=(const JsonTexts&) = delete;
 
-  // Do the same as JsonMember. REQUIRES: 64 bytes after `json` are readable. `text` is valid until the next call.
-  bool text_of(std::string_view json, const std::string& field, std::string_view& text, std::string& fault);
+  // Do the same as JsonMember. REQUIRES: 64 bytes after the text are readable.
+  void texts_of_line(std::string_view line, const std::string& field, const OnJsonDocument& document);
   void texts_of(std::string_view json, const std::string& field, const OnJsonDocument& document);
 
  private:

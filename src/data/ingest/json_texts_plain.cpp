@@ -4,7 +4,6 @@ namespace gptrain::inline data {
 
 struct JsonTexts::Impl {
   JsonMember member;
-  std::string text;
 };
 
 JsonTexts::JsonTexts(bool replace_invalid) : impl_(std::make_unique<Impl>()) {
@@ -13,11 +12,9 @@ JsonTexts::JsonTexts(bool replace_invalid) : impl_(std::make_unique<Impl>()) {
 
 JsonTexts::~JsonTexts() = default;
 
-bool JsonTexts::text_of(std::string_view json, const std::string& field, std::string_view& text, std::string& fault) {
+void JsonTexts::texts_of_line(std::string_view line, const std::string& field, const OnJsonDocument& document) {
   impl_->member.field = field;
-  if (!impl_->member.text_of(json, impl_->text, fault)) return false;
-  text = impl_->text;
-  return true;
+  impl_->member.texts_of_line(line, document);
 }
 
 void JsonTexts::texts_of(std::string_view json, const std::string& field, const OnJsonDocument& document) {

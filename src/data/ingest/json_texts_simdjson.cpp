@@ -1,36 +1,16 @@
 #include "base/json.h"
 
 #include <simdjson.h>
+#include <vector>
 
 #include "data/ingest/json_texts.h"
 
 namespace gptrain::inline data {
-namespace {
-
-const char* type_name(simdjson::dom::element element) {
-  using simdjson::dom::element_type;
-  switch (element.type()) {
-    case element_type::ARRAY:
-      return "array";
-    case element_type::OBJECT:
-      return "object";
-    case element_type::STRING:
-      return "string";
-    case element_type::BOOL:
-      return "boolean";
-    case element_type::NULL_VALUE:
-      return "null";
-    default:
-      return "number";
-  }
-}
-
-}  // namespace
 
 struct JsonTexts::Impl {
   JsonMember member;
   simdjson::dom::parser parser;
-  std::string text;  // result for JSON that simdjson refuses
+  std::vector<std::string_view> texts;  // memory for the texts of a list, used again
 
   bool parse(std::string_view json, simdjson::dom::element& root) {
     // simdjson counts the document itself as a level, hence + 1.
@@ -40,12 +20,10 @@ struct JsonTexts::Impl {
     return error == simdjson::SUCCESS && parser.parse(json.data(), json.size(), false).get(root) == simdjson::SUCCESS;
   }
 
-  bool text_in(simdjson::dom::element element, std::string_view& found, std::string& fault) const {
+  // Returns false if `element` is no object with a text.
+  bool text_in(simdjson::dom::element element, std::string_view& found) const {
     simdjson::dom::object object;
-    if (element.get(object) != simdjson::SUCCESS) {
-      fault = member.no_object(type_name(element));
-      return false;
-    }
+    if (element.get(object) != simdjson::SUCCESS) return false;
     bool has_member = false;
     simdjson::dom::element value;
     for (const auto& [key, candidate] : object) {
@@ -53,14 +31,7 @@ struct JsonTexts::Impl {
       value = candidate;
       has_member = true;
     }
-    if (!has_member) {
-      fault = member.no_member();
-    } else if (value.get(found) != simdjson::SUCCESS) {
-      fault = member.no_string(type_name(value));
-    } else {
-      return true;
-    }
-    return false;
+    return has_member && value.get(found) == simdjson::SUCCESS;
   }
 };
 
@@ -70,28 +41,30 @@ JsonTexts::JsonTexts(bool replace_invalid) : impl_(std::make_unique<Impl>()) {
 
 JsonTexts::~JsonTexts() = default;
 
-bool JsonTexts::text_of(std::string_view json, const std::string& field, std::string_view& text, std::string& fault) {
+void JsonTexts::texts_of_line(std::string_view line, const std::string& field, const OnJsonDocument& document) {
   impl_->member.field = field;
   simdjson::dom::element root;
-  if (impl_->parse(json, root)) return impl_->text_in(root, text, fault);
-  if (!impl_->member.text_of(json, impl_->text, fault)) return false;
-  text = impl_->text;
-  return true;
+  std::string_view text;
+  if (impl_->parse(line, root) && impl_->text_in(root, text)) return document(text, {});
+  impl_->member.texts_of_line(line, document);
 }
 
 void JsonTexts::texts_of(std::string_view json, const std::string& field, const OnJsonDocument& document) {
   impl_->member.field = field;
   simdjson::dom::element root;
-  if (!impl_->parse(json, root)) return impl_->member.texts_of(json, document);
-  const auto put = [&](simdjson::dom::element element) {
-    std::string_view text;
-    std::string fault;
-    impl_->text_in(element, text, fault);
-    document(text, fault);
-  };
   simdjson::dom::array list;
-  if (root.get(list) != simdjson::SUCCESS) return put(root);
-  for (const simdjson::dom::element element : list) put(element);
+  const bool is_list = impl_->parse(json, root) && root.get(list) == simdjson::SUCCESS;
+  std::vector<std::string_view>& texts = impl_->texts;
+  texts.clear();
+  bool has_all = is_list;
+  if (is_list) {
+    for (const simdjson::dom::element element : list) {
+      texts.emplace_back();
+      has_all = has_all && impl_->text_in(element, texts.back());
+    }
+  }
+  if (!has_all) return impl_->member.texts_of(json, document);
+  for (const std::string_view text : texts) document(text, {});
 }
 
 }  // namespace gptrain::data

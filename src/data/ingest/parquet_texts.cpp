@@ -74,6 +74,7 @@ struct ParquetTexts::Impl {
       require_end();
       parquet::ReaderProperties properties(&pool);
       properties.enable_buffered_stream();  // without it, a row group's column is read at once
+      properties.set_page_checksum_verification(true);
       file = parquet::ParquetFileReader::OpenFile(path.native(), false, properties);
       column = find_column(name);
       check_row_count();

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <utility>
 
 #include "data/tokenizer/unicode.h"
 #include "data/tokenizer/unigram.h"
@@ -55,22 +56,28 @@ Bpe::Bpe(const std::vector<std::string>& tokens, const std::vector<Merge>& merge
   }
 }
 
+// As in Hugging Face tokenizers, an unknown character's id is put off until a known character, another unknown one that
+// is not fused with it, or the end: tokens of bytes go before it.
 void Bpe::put_characters(std::string_view piece, std::vector<int32_t>& ids) const {
-  bool after_unknown = false;
+  bool has_unknown = false;
+  const auto put_unknown = [&] {
+    if (std::exchange(has_unknown, false)) ids.push_back(*characters_->unknown);
+  };
   while (!piece.empty()) {
     const std::string character(piece.substr(0, decode_utf8(piece).length));
     piece.remove_prefix(character.size());
     if (const auto known = character_ids_.find(character); known != character_ids_.end()) {
+      put_unknown();
       ids.push_back(known->second);
-      after_unknown = false;
       continue;
     }
     const auto bytes = characters_->byte_fallback ? byte_tokens(character_ids_, character) : std::vector<int32_t>();
     ids.insert(ids.end(), bytes.begin(), bytes.end());
     if (!bytes.empty()) continue;
-    if (characters_->unknown && !(after_unknown && characters_->fuse_unknown)) ids.push_back(*characters_->unknown);
-    after_unknown = characters_->unknown.has_value();
+    if (!characters_->fuse_unknown) put_unknown();
+    has_unknown = characters_->unknown.has_value();
   }
+  put_unknown();
 }
 
 const Bpe::Pair& Bpe::find(int32_t left, int32_t right) const {

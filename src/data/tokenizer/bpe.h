@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "data/tokenizer/huge_pages.h"
+
 namespace gptrain::inline data {
 
 struct Merge {
@@ -78,7 +80,7 @@ class Bpe {
   std::array<int32_t, 256> byte_ids_{};
   std::optional<CharacterParts> characters_;
   std::unordered_map<std::string, int32_t> character_ids_;
-  std::vector<Pair> pairs_;
+  std::vector<Pair, HugePages<Pair>> pairs_;
   uint64_t mask_ = 0;
   // One bit per hash of a pair: most queried pairs do not merge, and this filter is small enough for the cache.
   std::vector<uint64_t> filter_;

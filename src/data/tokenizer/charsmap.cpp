@@ -42,6 +42,8 @@ class ProtoFields {
     return true;
   }
 
+  size_t bytes_left() const { return rest_.size(); }
+
  private:
   bool varint(uint64_t& value) {
     value = 0;
@@ -113,7 +115,35 @@ bool is_sound_charsmap(std::string_view charsmap) {
   return texts.back() == '\0' && DoubleArray(charsmap.substr(0, trie_bytes)).is_sound(texts.size());
 }
 
+std::string varint_of(size_t value) {
+  std::string bytes;
+  for (; value >= 0x80; value >>= 7) bytes += static_cast<char>(value | 0x80);
+  return bytes + static_cast<char>(value);
+}
+
 }  // namespace
+
+std::string with_unused_piece(std::string_view model, int32_t id) {
+  constexpr uint64_t pieces = 1;
+  constexpr std::string_view pieces_key = "\x0A";
+  constexpr std::string_view unused_type = "\x18\x05";  // overrides the type before it: the last of two counts
+  ProtoFields fields(model);
+  uint64_t number = 0;
+  std::string_view piece;
+  int32_t at = -1;
+  size_t begin = 0;
+  while (fields.next(number, piece)) {
+    if (number == pieces && ++at == id) break;
+    begin = model.size() - fields.bytes_left();
+  }
+  std::string changed(model.substr(0, begin));
+  changed += pieces_key;
+  changed += varint_of(piece.size() + unused_type.size());
+  changed += piece;
+  changed += unused_type;
+  changed += model.substr(model.size() - fields.bytes_left());
+  return changed;
+}
 
 std::string find_charsmap_fault(std::string_view model) {
   constexpr uint64_t normalizer_spec = 3, denormalizer_spec = 5, precompiled_charsmap = 2;

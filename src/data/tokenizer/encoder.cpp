@@ -1,5 +1,7 @@
 #include <algorithm>
 #include <array>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/error.h"
@@ -13,13 +15,14 @@ namespace {
 
 using ShortCache = PieceCache<2>;
 using LongCache = PieceCache<4>;
-constexpr size_t log2_short_entries = 18;
+constexpr size_t log2_short_entries = 19;
 constexpr size_t log2_long_entries = 13;
 
 }  // namespace
 
 struct Encoder::Impl {
-  explicit Impl(std::shared_ptr<const Tokenizer> tokenizer_) : tokenizer(std::move(tokenizer_)) {
+  Impl(std::shared_ptr<const Tokenizer> tokenizer_, std::optional<int32_t> end_token_)
+      : tokenizer(std::move(tokenizer_)), end_token(end_token_) {
     if (tokenizer->is_bytes() || tokenizer->sentencepiece() != nullptr) return;
     for (const Stage& stage : tokenizer->parts().stages) {
       if (const auto* regex = std::get_if<RegexStage>(&stage)) {
@@ -231,11 +234,12 @@ struct Encoder::Impl {
       const Tokenizer::Finder::Found found = finder.find(text, from);
       if (found.index >= 0) {
         const AddedToken& added = tokenizer->parts().added[static_cast<size_t>(found.index)];
-        if (added.special) {
+        const bool is_special = added.special || added.id == end_token;
+        if (is_special) {
           ++num_special;
           last_special = added.content;
         }
-        if (added.special && special_as_text) {
+        if (is_special && special_as_text) {
           from = found.end;
           continue;
         }
@@ -244,6 +248,7 @@ struct Encoder::Impl {
         at_text_start = false;
         make_room(1);
         ids[used++] = added.id;
+        num_end_tokens += added.id == end_token ? 1 : 0;
         begin = from = added.takes_right_space ? end_of_space(text, found.end) : found.end;
         continue;
       }
@@ -260,7 +265,27 @@ struct Encoder::Impl {
     });
   }
 
+  void encode_sentencepiece(const SentencePiece& model, std::string_view text) {
+    if (special_as_text && end_token && !model.is_special(*end_token)) {
+      if (!plain_model) plain_model = model.without(*end_token, tokenizer->parts().source);
+      plain_model->encode(text, ids);
+    } else {
+      model.encode(text, ids);
+    }
+    used = ids.size();
+  }
+
+  // Counts end tokens among the ids that were not found as added tokens.
+  void count_end_pieces() {
+    if (!end_token) return;
+    const auto all = std::count(ids.begin(), ids.begin() + static_cast<std::ptrdiff_t>(used), *end_token);
+    num_end_pieces = all - num_end_tokens;
+    if (num_end_pieces > 0) last_special = tokenizer->text_of(*end_token);
+  }
+
   std::shared_ptr<const Tokenizer> tokenizer;
+  std::optional<int32_t> end_token;
+  std::unique_ptr<const SentencePiece> plain_model;  // encodes texts without the end token; null: not needed yet
   std::vector<Regex> regexes;
   ShortCache short_pieces{log2_short_entries};
   LongCache long_pieces{log2_long_entries};
@@ -270,11 +295,14 @@ struct Encoder::Impl {
   size_t used = 0;
   bool special_as_text = false;
   bool at_text_start = true;
-  int64_t num_special = 0;
+  int64_t num_special = 0;     // found as added tokens
+  int64_t num_end_tokens = 0;  // end tokens among the added tokens
+  int64_t num_end_pieces = 0;  // end tokens that are ordinary pieces
   std::string_view last_special;
 };
 
-Encoder::Encoder(std::shared_ptr<const Tokenizer> tokenizer) : impl_(std::make_unique<Impl>(std::move(tokenizer))) {}
+Encoder::Encoder(std::shared_ptr<const Tokenizer> tokenizer, std::optional<int32_t> end_token)
+    : impl_(std::make_unique<Impl>(std::move(tokenizer), end_token)) {}
 
 Encoder::~Encoder() = default;
 
@@ -283,21 +311,24 @@ std::span<const int32_t> Encoder::encode(std::string_view text, bool special_as_
   impl_->special_as_text = special_as_text;
   impl_->at_text_start = true;
   impl_->num_special = 0;
+  impl_->num_end_tokens = 0;
   impl_->last_special = {};
   if (impl_->tokenizer->is_bytes()) {
     const auto* bytes = reinterpret_cast<const uint8_t*>(text.data());
     impl_->ids.assign(bytes, bytes + text.size());
     impl_->used = text.size();
   } else if (const SentencePiece* const model = impl_->tokenizer->sentencepiece(); model != nullptr) {
-    model->encode(text, impl_->ids);
-    impl_->used = impl_->ids.size();
+    impl_->encode_sentencepiece(*model, text);
   } else {
     impl_->encode(text);
   }
+  impl_->count_end_pieces();
   return std::span<const int32_t>(impl_->ids).first(impl_->used);
 }
 
-int64_t Encoder::num_special() const { return impl_->num_special; }
+int64_t Encoder::num_special() const { return impl_->num_special + impl_->num_end_pieces; }
+
+bool Encoder::has_end_piece() const { return impl_->num_end_pieces > 0; }
 
 std::string_view Encoder::special_in_text() const { return impl_->last_special; }
 

@@ -1,8 +1,13 @@
 #include "data/tokenizer/folder.h"
 
+#include <algorithm>
 #include <charconv>
+#include <cstdint>
+#include <map>
 #include <optional>
 #include <sstream>
+#include <string>
+#include <string_view>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -42,8 +47,9 @@ json object_of(const fs::path& path) {
 
 // A token from a file other than the tokenizer's, in the form of an element of added_tokens.
 struct ExtraToken {
-  json token;     // has no "id" if the file gives none
-  fs::path file;  // for messages
+  json token;      // has no "id" if the file gives none
+  fs::path file;   // for messages
+  bool has_flags;  // the file gives lstrip and the like, which then replace those of tokenizer.json
 };
 
 json plain_token(const std::string& content, bool special) {
@@ -51,53 +57,100 @@ json plain_token(const std::string& content, bool special) {
           {"rstrip", false},    {"normalized", !special}, {"special", special}};
 }
 
+// Returns a token with the flags that transformers' AddedToken has by default, where `value` gives none.
+json token_with_defaults(const json& value, bool special, const fs::path& file) {
+  if (!value.contains("content") || !value["content"].is_string() || value["content"] == "")
+    throw Error(ExitCode::usage, "{}: holds a token without a text", file.native());
+  json token = plain_token(value["content"].get<std::string>(), special || value.value("special", json(false)) == true);
+  for (const char* flag : {"single_word", "lstrip", "rstrip", "normalized"})
+    if (value.contains(flag)) token[flag] = value[flag];
+  return token;
+}
+
 void add_special(const json& value, const fs::path& file, std::vector<ExtraToken>& extra) {
-  if (value.is_string() && value != "") extra.push_back({plain_token(value.get<std::string>(), true), file});
+  if (value.is_string() && value != "") extra.push_back({plain_token(value.get<std::string>(), true), file, false});
   if (value.is_array()) {
     for (const json& element : value) add_special(element, file, extra);
   }
-  if (value.is_object() && value.contains("content")) {
-    json token = value;
-    token["special"] = true;
-    token.erase("__type");
-    extra.push_back({std::move(token), file});
+  if (!value.is_object()) return;
+  if (value.contains("content")) {
+    extra.push_back({token_with_defaults(value, true, file), file, true});
+  } else {
+    for (const auto& [name, element] : value.items()) add_special(element, file, extra);
   }
 }
 
+// Adds the special tokens that a file names, in the order in which transformers adds them.
+void add_named(const fs::path& file, const json& names, std::vector<ExtraToken>& extra) {
+  for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
+                           "additional_special_tokens", "extra_special_tokens"})
+    add_special(names.value(name, json()), file, extra);
+}
+
+void add_with_ids(const std::map<int64_t, json>& tokens, const fs::path& file, bool has_flags,
+                  std::vector<ExtraToken>& extra) {
+  for (const auto& [id, value] : tokens) {
+    json token = value;
+    token["id"] = id;
+    extra.push_back({std::move(token), file, has_flags});
+  }
+}
+
+// Returns the tokens of tokenizer_config.json, added_tokens.json and special_tokens_map.json in transformers' order.
 std::vector<ExtraToken> extra_tokens(const fs::path& folder) {
   std::vector<ExtraToken> extra;
   const fs::path config = folder / "tokenizer_config.json";
   const json given = object_of(config);
   const json decoder = given.value("added_tokens_decoder", json::object());
   if (!decoder.is_object()) throw Error(ExitCode::usage, "{}: added_tokens_decoder is no object", config.native());
+  std::map<int64_t, json> by_id;
   for (const auto& [number, value] : decoder.items()) {
     int64_t id = -1;
-    std::from_chars(number.data(), number.data() + number.size(), id);
-    json token = value;
-    if (!token.is_object()) throw Error(ExitCode::usage, "{}: added_tokens_decoder holds no tokens", config.native());
-    token["id"] = id;
-    extra.push_back({std::move(token), config});
+    const char* const end = number.data() + number.size();
+    if (std::from_chars(number.data(), end, id).ptr != end || id < 0)
+      throw Error(ExitCode::usage, "{}: added_tokens_decoder has the id \"{}\", which is no number", config.native(),
+                  number);
+    if (!value.is_object()) throw Error(ExitCode::usage, "{}: added_tokens_decoder holds no tokens", config.native());
+    by_id[id] = token_with_defaults(value, false, config);
   }
+  add_with_ids(by_id, config, true, extra);
+  by_id.clear();
   const fs::path added = folder / "added_tokens.json";
   const json added_content = object_of(added);
   for (const auto& [content, id] : added_content.items()) {
-    json token = plain_token(content, false);
-    token["id"] = id;
-    extra.push_back({std::move(token), added});
+    if (!id.is_number_unsigned() || by_id.contains(id.get<int64_t>()))
+      throw Error(ExitCode::usage, "{}: the id of {} is {}, must be a number that no other token has", added.native(),
+                  content, json_text(id));
+    by_id[id.get<int64_t>()] = plain_token(content, false);
   }
+  add_with_ids(by_id, added, false, extra);
+  add_named(config, given, extra);
   const fs::path map = folder / "special_tokens_map.json";
-  const json map_content = object_of(map);
-  for (const auto& [name, value] : map_content.items()) add_special(value, map, extra);
+  add_named(map, object_of(map), extra);
   return extra;
 }
 
-// Returns the id of a token's text in a tokenizer.json; nullopt if it is no token.
-std::optional<json> id_in(const json& root, const std::string& content) {
-  for (const json& token : root.value("added_tokens", json::array())) {
-    if (token.is_object() && token.value("content", json()) == content) return token.value("id", json());
+// Returns the vocabulary of a tokenizer.json: an object for BPE, a list for Unigram; null if it has none.
+const json& vocabulary_of(const json& root) {
+  static const json none;
+  const auto model = root.find("model");
+  if (model == root.end() || !model->is_object()) return none;
+  const auto vocabulary = model->find("vocab");
+  return vocabulary == model->end() ? none : *vocabulary;
+}
+
+// Returns the element of added_tokens with this text; null if there is none. REQUIRES: added_tokens is a list.
+json* find_added(json& root, const json& content) {
+  for (json& token : root["added_tokens"]) {
+    if (token.is_object() && token.value("content", json()) == content) return &token;
   }
-  const json vocabulary =
-      root.contains("model") && root["model"].is_object() ? root["model"].value("vocab", json()) : json();
+  return nullptr;
+}
+
+// Returns the id of a token's text in a tokenizer.json; nullopt if it is no token.
+std::optional<json> id_in(json& root, const std::string& content) {
+  if (const json* const added = find_added(root, content); added != nullptr) return added->value("id", json());
+  const json& vocabulary = vocabulary_of(root);
   for (const std::string& text : {content, to_byte_level(content)}) {
     if (vocabulary.is_object() && vocabulary.contains(text)) return vocabulary[text];
   }
@@ -107,41 +160,104 @@ std::optional<json> id_in(const json& root, const std::string& content) {
   return std::nullopt;
 }
 
-bool is_added(const json& root, const json& content) {
+// Returns the id that Hugging Face tokenizers give the next added token.
+int64_t next_id(const json& root) {
+  auto next = static_cast<int64_t>(vocabulary_of(root).size());
   for (const json& token : root["added_tokens"]) {
-    if (token.is_object() && token.value("content", json()) == content) return true;
+    if (token.is_object() && token.value("id", json()).is_number_unsigned())
+      next = std::max(next, token["id"].get<int64_t>() + 1);
   }
-  return false;
+  return next;
 }
 
-// Adds the tokens that `root` lacks. Returns false if it lacks none.
-bool add_tokens(const std::vector<ExtraToken>& extra, json& root) {
+// Replaces the flags of an added token. Returns false if they are the same.
+bool replace_flags(const ExtraToken& given, json& token) {
+  bool changed = false;
+  for (const char* flag : {"single_word", "lstrip", "rstrip", "normalized", "special"}) {
+    const json absent =
+        std::string_view(flag) == "normalized" ? json(token.value("special", json(false)) != true) : json(false);
+    if (token.value(flag, absent) == given.token[flag]) continue;
+    token[flag] = given.token[flag];
+    changed = true;
+  }
+  return changed;
+}
+
+// Prints a note if a file's flags differ from those that count.
+void tell_other_flags(const ExtraToken& given, json token, const fs::path& counts) {
+  if (replace_flags(given, token))
+    print_err("note: {} gives {} other flags than {}, which counts, as in transformers\n", given.file.native(),
+              json_text(given.token["content"]), counts.native());
+}
+
+// Adds the tokens that `root` lacks, and replaces flags, as transformers does. `ids_are_free`: an id that a file gives
+// need not be the next one. Returns false if nothing changes.
+bool add_tokens(const std::vector<ExtraToken>& extra, bool ids_are_free, json& root) {
   bool changed = false;
   if (!root.contains("added_tokens") || !root["added_tokens"].is_array()) root["added_tokens"] = json::array();
+  std::map<std::string, fs::path> decided;  // files whose flags count, by token
   for (const ExtraToken& given : extra) {
     json token = given.token;
-    if (!token.contains("content") || !token["content"].is_string())
-      throw Error(ExitCode::usage, "{}: holds a token without a text", given.file.native());
     const auto content = token["content"].get<std::string>();
     const std::optional<json> known = id_in(root, content);
-    if (!known && !token.contains("id"))
-      throw Error(ExitCode::usage, "{}: {} is no token of the vocabulary", given.file.native(), content);
     if (known && token.contains("id") && token["id"] != *known)
       throw Error(ExitCode::usage, "{}: {} has the id {}, and {} in the vocabulary", given.file.native(), content,
                   json_text(token["id"]), json_text(*known));
-    if (is_added(root, token["content"])) continue;
-    if (known) token["id"] = *known;
+    if (json* const added = find_added(root, token["content"]); added != nullptr) {
+      if (!given.has_flags) continue;
+      const auto [first, is_first] = decided.emplace(content, given.file);
+      if (is_first)
+        changed = replace_flags(given, *added) || changed;
+      else
+        tell_other_flags(given, *added, first->second);
+      continue;
+    }
+    const int64_t next = next_id(root);
+    if (!known && !token.contains("id"))
+      print_err("note: {}: {} is no token of the vocabulary, and is added with the id {}, as in transformers\n",
+                given.file.native(), content, next);
+    if (!known && token.contains("id") && token["id"] != next && !ids_are_free)
+      throw Error(ExitCode::usage, "{}: {} has the id {}, and transformers would give it {}, the next free one",
+                  given.file.native(), content, json_text(token["id"]), next);
+    if (!token.contains("id")) token["id"] = known ? *known : json(next);
+    if (given.has_flags) decided.emplace(content, given.file);
     root["added_tokens"].push_back(std::move(token));
     changed = true;
   }
   return changed;
 }
 
+// Throws Error(usage) if tokenizer_config.json and tokenizer.json differ on the space before a text: the first counts
+// in transformers.
+void refuse_other_prefix(const fs::path& folder, const json& root) {
+  const fs::path config = folder / "tokenizer_config.json";
+  const json given = object_of(config).value("add_prefix_space", json());
+  const json pre_tokenizer = root.value("pre_tokenizer", json());
+  if (!given.is_boolean() || !pre_tokenizer.is_object()) return;
+  const json scheme = pre_tokenizer.value("prepend_scheme", json());
+  json own = pre_tokenizer.value("add_prefix_space", json());
+  if (scheme.is_string()) own = scheme != "never";
+  if (!own.is_boolean() || own == given) return;
+  throw Error(ExitCode::usage,
+              "{}: add_prefix_space is {}, and its pre_tokenizer in tokenizer.json says otherwise: save both anew with "
+              "transformers",
+              config.native(), json_text(given));
+}
+
 std::shared_ptr<const Tokenizer> load_json(const fs::path& path, const std::vector<ExtraToken>& extra) {
   const std::string text = read_text_file(path, max_tokenizer_bytes);
   json root = parse_json_or_discard(text);
-  if (!root.is_object() || !add_tokens(extra, root)) return parse_tokenizer_json(text, path.native());
+  if (root.is_object()) refuse_other_prefix(path.parent_path(), root);
+  if (!root.is_object() || !add_tokens(extra, false, root)) return parse_tokenizer_json(text, path.native());
   return parse_tokenizer_json(json_text(root), path.native());
+}
+
+// Throws Error(usage) if a list of merges is too short for its vocabulary: the rest of a download that broke off.
+void refuse_short_merges(const fs::path& folder, const json& vocabulary, size_t num_merges) {
+  constexpr size_t most_without = 256 + 64;  // the bytes, and special tokens
+  if (vocabulary.size() <= most_without + 2 * num_merges) return;
+  throw Error(ExitCode::usage, "{} has {} merges, too few for the {} tokens of vocab.json: fetch it again",
+              (folder / "merges.txt").native(), num_merges, vocabulary.size());
 }
 
 std::shared_ptr<const Tokenizer> load_gpt2(const fs::path& folder, const std::vector<ExtraToken>& extra) {
@@ -162,15 +278,16 @@ std::shared_ptr<const Tokenizer> load_gpt2(const fs::path& folder, const std::ve
     if (line.ends_with('\r')) line.pop_back();
     if (!line.empty() && !line.starts_with("#version")) merges.push_back(line);
   }
+  refuse_short_merges(folder, model["vocab"], merges.size());
   model["merges"] = std::move(merges);
   json root = {
       {"pre_tokenizer", {{"type", "ByteLevel"}, {"add_prefix_space", config.value("add_prefix_space", false)}}},
       {"added_tokens", json::array()},
       {"model", std::move(model)}};
-  add_tokens(extra, root);
+  add_tokens(extra, true, root);
   const std::string end = "<|endoftext|>";
   const json& vocabulary = root["model"]["vocab"];
-  if (vocabulary.is_object() && vocabulary.contains(end) && !is_added(root, end)) {
+  if (vocabulary.is_object() && vocabulary.contains(end) && find_added(root, end) == nullptr) {
     json token = plain_token(end, true);
     token["id"] = vocabulary[end];
     root["added_tokens"].push_back(std::move(token));
@@ -185,7 +302,7 @@ std::shared_ptr<const Tokenizer> model_with(const std::vector<ExtraToken>& extra
   auto tokenizer = load_model(path);
   if (tokenizer->sentencepiece() == nullptr) {
     json root = parse_json_or_discard(tokenizer_json(tokenizer->parts()));
-    return add_tokens(extra, root) ? parse_tokenizer_json(json_text(root), path.native()) : tokenizer;
+    return add_tokens(extra, true, root) ? parse_tokenizer_json(json_text(root), path.native()) : tokenizer;
   }
   for (const ExtraToken& given : extra) {
     const json content = given.token.value("content", json());

@@ -14,6 +14,8 @@ SentencePiece::SentencePiece(std::string, const std::string& source) {
 
 SentencePiece::~SentencePiece() = default;
 
+std::unique_ptr<const SentencePiece> SentencePiece::without(int32_t, const std::string&) const { return nullptr; }
+
 void SentencePiece::encode(std::string_view, std::vector<int32_t>&) const {}
 
 std::string SentencePiece::decode(std::span<const int32_t>) const { return {}; }

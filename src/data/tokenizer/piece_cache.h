@@ -8,6 +8,8 @@
 #include <string_view>
 #include <vector>
 
+#include "data/tokenizer/huge_pages.h"
+
 namespace gptrain::inline data {
 
 // A table of fixed size for pieces of 1 to 8 * words - 1 bytes, keyed by their text. A new piece replaces an older one.
@@ -105,7 +107,7 @@ class PieceCache {
   }
 
   size_t shift_;
-  std::vector<Entry> entries_;
+  std::vector<Entry, HugePages<Entry>> entries_;
   std::vector<int32_t> more_;
 };
 

@@ -73,6 +73,10 @@ SentencePiece::SentencePiece(std::string model, const std::string& source)
 
 SentencePiece::~SentencePiece() = default;
 
+std::unique_ptr<const SentencePiece> SentencePiece::without(int32_t id, const std::string& source) const {
+  return std::make_unique<const SentencePiece>(with_unused_piece(model_, id), source);
+}
+
 void SentencePiece::encode(std::string_view text, std::vector<int32_t>& ids) const {
   using_library(ExitCode::data, "SentencePiece cannot encode a text: its model is damaged",
                 [&] { return impl_->processor.Encode(text, &ids); });

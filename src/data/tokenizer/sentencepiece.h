@@ -24,6 +24,8 @@ class SentencePiece {
   const std::string& model() const { return model_; }
   int64_t vocab_size() const { return static_cast<int64_t>(texts_.size()); }
   std::optional<int32_t> end_id() const { return end_id_; }  // id of </s>
+  // Returns a model that encodes the text of piece `id` as other pieces.
+  std::unique_ptr<const SentencePiece> without(int32_t id, const std::string& source) const;
   // Encodes as the library does, without begin and end tokens.
   void encode(std::string_view text, std::vector<int32_t>& ids) const;
   // Decodes as the library does.

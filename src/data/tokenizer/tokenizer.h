@@ -155,8 +155,8 @@ class Tokenizer {
 // Encodes texts with a tokenizer. Caches the ids of pieces. Not thread-safe.
 class Encoder {
  public:
-  // Throws as Regex does.
-  explicit Encoder(std::shared_ptr<const Tokenizer> tokenizer);
+  // `end_token`: a token that ends documents. It counts as special, whatever kind of token it is. Throws as Regex does.
+  explicit Encoder(std::shared_ptr<const Tokenizer> tokenizer, std::optional<int32_t> end_token = {});
   ~Encoder();
   Encoder(const Encoder&) = delete;
   Encoder& operator=(const Encoder&) = delete;
@@ -166,9 +166,11 @@ class Encoder {
   // text. Valid until the next call. `text` is UTF-8; the well-known patterns treat each invalid byte as a symbol.
   // Throws Error(data) if a regular expression cannot be matched.
   std::span<const int32_t> encode(std::string_view text, bool special_as_text = false);
-  // Returns how many special tokens' texts the last text contained, encoded as tokens or not. Always 0 for
-  // SentencePiece models and "bytes", which have no special tokens in texts.
+  // Returns how many special tokens' texts the last text contained, encoded as tokens or not. SentencePiece models and
+  // "bytes" have none in texts, except an end token that is an ordinary piece or a symbol of the user.
   int64_t num_special() const;
+  // Returns true if an ordinary piece of the last text is the end token, so that it cannot be encoded as text.
+  bool has_end_piece() const;
   // Returns one of these special tokens' texts; empty if there is none.
   std::string_view special_in_text() const;
 

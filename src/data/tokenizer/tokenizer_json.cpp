@@ -288,6 +288,7 @@ class Reader {
   void read_vocabulary(const json& vocabulary) {
     if (!vocabulary.is_object() || vocabulary.empty()) refuse("model.vocab", "is no object of tokens and ids");
     std::string bytes;
+    ids_.reserve(vocabulary.size());
     for (const auto& [text, number] : vocabulary.items()) {
       const int32_t id = id_in_range(number, "model.vocab");
       const auto index = static_cast<size_t>(id);
@@ -368,37 +369,6 @@ class Reader {
   bool is_as_written_ = true;
 };
 
-nlohmann::ordered_json split_of(std::string_view regex, bool only_matches) {
-  return {{"type", "Split"},
-          {"pattern", {{"Regex", regex}}},
-          {"behavior", only_matches ? "Removed" : "Isolated"},
-          {"invert", only_matches}};
-}
-
-nlohmann::ordered_json pre_tokenizer_of(const TokenizerParts& parts) {
-  auto list = nlohmann::ordered_json::array();
-  bool own_regex = false;
-  for (const Stage& stage : parts.stages) {
-    if (const auto* kind = std::get_if<PatternKind>(&stage)) {
-      // ByteLevel itself contains GPT-2's pattern.
-      own_regex = *kind == PatternKind::gpt2 && &stage == &parts.stages.back();
-      if (!own_regex) {
-        list.push_back(split_of(regex_of_pattern(*kind), false));
-      }
-    } else if (const auto* regex = std::get_if<RegexStage>(&stage)) {
-      list.push_back(split_of(regex->regex, regex->behavior == SplitBehavior::only_matches));
-    } else {
-      list.push_back({{"type", "Digits"}, {"individual_digits", true}});
-    }
-  }
-  list.push_back({{"type", "ByteLevel"},
-                  {"add_prefix_space", parts.add_prefix_space},
-                  {"trim_offsets", true},
-                  {"use_regex", own_regex}});
-  if (list.size() == 1) return list[0];
-  return {{"type", "Sequence"}, {"pretokenizers", list}};
-}
-
 std::shared_ptr<const Tokenizer> read_sentencepiece(const json& base64, const std::string& source) {
   std::optional<std::string> model;
   if (base64.is_string()) model = from_base64(base64.get_ref<const std::string&>());
@@ -416,61 +386,6 @@ std::shared_ptr<const Tokenizer> parse_tokenizer_json(std::string_view text, con
   TokenizerParts parts = reader.read(root);
   if (!reader.is_as_written()) parts.text = text;
   return std::make_shared<Tokenizer>(std::move(parts));
-}
-
-std::string tokenizer_json(const TokenizerParts& parts) {
-  if (!parts.text.empty()) return parts.text;
-  auto vocabulary = nlohmann::ordered_json::object();
-  auto texts = std::vector<std::string>(parts.tokens.size());
-  for (size_t id = 0; id < parts.tokens.size(); ++id) {
-    if (!parts.tokens[id].empty()) texts[id] = to_byte_level(parts.tokens[id]);
-  }
-  auto added = nlohmann::ordered_json::array();
-  std::vector<AddedToken> in_order = parts.added;
-  std::sort(in_order.begin(), in_order.end(), [](const AddedToken& a, const AddedToken& b) { return a.id < b.id; });
-  for (const AddedToken& token : in_order) {
-    added.push_back({{"id", token.id},
-                     {"content", token.content},
-                     {"single_word", false},
-                     {"lstrip", token.takes_left_space},
-                     {"rstrip", token.takes_right_space},
-                     {"normalized", token.normalized},
-                     {"special", token.special}});
-    const auto index = static_cast<size_t>(token.id);
-    if (index < texts.size() && texts[index].empty()) texts[index] = token.content;
-  }
-  // ordered_json searches all members at every access, so the object is built as a list.
-  auto& members = vocabulary.get_ref<nlohmann::ordered_json::object_t&>();
-  for (size_t id = 0; id < texts.size(); ++id) {
-    if (!texts[id].empty()) members.emplace_back(texts[id], id);
-  }
-  auto merges = nlohmann::ordered_json::array();
-  for (const Merge& merge : parts.merges) {
-    merges.push_back({texts[static_cast<size_t>(merge.left)], texts[static_cast<size_t>(merge.right)]});
-  }
-  const nlohmann::ordered_json byte_level = {
-      {"type", "ByteLevel"}, {"add_prefix_space", true}, {"trim_offsets", true}, {"use_regex", true}};
-  nlohmann::ordered_json root = {
-      {"version", "1.0"},
-      {"truncation", nullptr},
-      {"padding", nullptr},
-      {"added_tokens", std::move(added)},
-      {"normalizer", parts.nfc ? nlohmann::ordered_json{{"type", "NFC"}} : nlohmann::ordered_json()},
-      {"pre_tokenizer", pre_tokenizer_of(parts)},
-      {"post_processor", nullptr},
-      {"decoder", byte_level},
-      {"model",
-       {{"type", "BPE"},
-        {"dropout", nullptr},
-        {"unk_token", nullptr},
-        {"continuing_subword_prefix", nullptr},
-        {"end_of_word_suffix", nullptr},
-        {"fuse_unk", false},
-        {"byte_fallback", false},
-        {"ignore_merges", parts.ignore_merges},
-        {"vocab", std::move(vocabulary)},
-        {"merges", std::move(merges)}}}};
-  return json_text(root, 2) + "\n";
 }
 
 }  // namespace gptrain::data

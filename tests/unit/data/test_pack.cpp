@@ -112,11 +112,12 @@ TEST_CASE("Faults of JSONL name file and line, and leave what was there") {
   const std::vector<std::pair<std::string, std::string>> faults = {
       {"{\"text\": \"a\"", "in.jsonl, line 3: not valid JSON"},
       {"{\"text\": \"\xFF\"}", "in.jsonl, line 3: not valid JSON"},
-      {"{\"text\": \"a\"} {}", "in.jsonl, line 3: not valid JSON"},
+      {"{\"text\": \"a\"} {}", "in.jsonl, line 3: no member \"text\""},
+      {"{\"text\": \"a\"} x", "in.jsonl, line 3: not valid JSON"},
       {"{\"Text\": \"a\"}", "in.jsonl, line 3: no member \"text\""},
       {"{\"text\": 3}", "in.jsonl, line 3: member \"text\" is of type number, must be a string"},
       {"{\"text\": null}", "in.jsonl, line 3: member \"text\" is of type null"},
-      {"[\"text\"]", "in.jsonl, line 3: array where an object"},
+      {"[\"text\"]", "in.jsonl, line 3: string where an object"},
       {"\"text\"", "in.jsonl, line 3: string where an object"},
   };
   const TemporaryFolder folder;

@@ -1,0 +1,144 @@
+#include "data/ingest/foreign_formats.h"
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "base/error.h"
+#include "base/text_file.h"
+
+namespace gptrain::inline data {
+namespace {
+
+constexpr std::string_view tar_magic = "ustar";
+constexpr size_t tar_magic_at = 257;
+
+// Returns true if the header's checksum holds: the sum of its bytes, in octal digits, with spaces in its own place.
+bool is_tar_header(std::string_view start) {
+  constexpr size_t header_bytes = 512;
+  constexpr size_t checksum_at = 148;
+  constexpr size_t checksum_bytes = 8;
+  if (start.size() < header_bytes || !start.substr(tar_magic_at).starts_with(tar_magic)) return false;
+  const std::string_view digits = start.substr(checksum_at, checksum_bytes);
+  uint32_t stored = 0;
+  for (const char digit : digits.substr(std::min(digits.find_first_not_of(' '), checksum_bytes))) {
+    if (digit < '0' || digit > '7') break;
+    stored = stored * 8 + static_cast<uint32_t>(digit - '0');
+  }
+  uint32_t sum = 0;
+  for (size_t i = 0; i < header_bytes; ++i)
+    sum += i - checksum_at < checksum_bytes ? uint32_t{' '} : static_cast<uint8_t>(start[i]);
+  return stored == sum;
+}
+
+// Returns true if control bytes follow the four letters, as in every Parquet file and in no text.
+bool is_parquet_with(std::string_view magic, std::string_view start) {
+  constexpr size_t most_bytes = 1000;
+  if (!start.starts_with(magic)) return false;
+  const std::string_view rest = start.substr(magic.size(), most_bytes);
+  return std::any_of(rest.begin(), rest.end(), [](char c) {
+    return static_cast<uint8_t>(c) < 0x20 && std::string_view("\t\n\v\f\r\x1B").find(c) == std::string_view::npos;
+  });
+}
+
+struct Magic {
+  size_t at;
+  std::string_view bytes;
+  std::string_view name;
+  std::string_view remedy;
+};
+
+constexpr std::string_view unpack = "unpack it and give the files in it";
+constexpr std::string_view to_parquet = "save it as Parquet or JSONL";
+constexpr std::string_view decompress = "decompress it, or compress it as gzip, zstd, xz or bzip2";
+constexpr std::string_view no_texts = "give files of texts";
+constexpr std::string_view fetch_lfs = "fetch the data with git lfs pull";
+
+constexpr Magic foreign[] = {
+    {0, "PK\x03\x04", "a zip archive", unpack},
+    {0, "PK\x05\x06", "an empty zip archive", unpack},
+    {0, "7z\xBC\xAF\x27\x1C", "a 7z archive", unpack},
+    {0, "Rar!\x1A\x07", "a rar archive", unpack},
+    {0, "!<arch>\n", "an ar archive", unpack},
+    {0, "\x04\x22\x4D\x18", "lz4 data", decompress},
+    {0, "\x02\x21\x4C\x18", "lz4 data", decompress},
+    {0, std::string_view("\xFF\x06\x00\x00sNaPpY", 10), "snappy data", decompress},
+    {0, "LZIP\x01", "lzip data", decompress},
+    {0, "\x1F\x9D", "data of compress", decompress},
+    {0, std::string_view("\x89LZO\0", 5), "lzop data", decompress},
+    {0, std::string_view("\x5D\x00\x00", 3), "lzma data", decompress},
+    {0, "\x1F\x8B", "compressed twice (gzip data within compressed data)", decompress},
+    {0, "\x28\xB5\x2F\xFD", "compressed twice (zstd data within compressed data)", decompress},
+    {0,
+     std::string_view("\xFD"
+                      "7zXZ\0",
+                      6),
+     "compressed twice (xz data within compressed data)", decompress},
+    {4, "1AY&SY", "compressed twice (bzip2 data within compressed data)", decompress},
+    {0, std::string_view("ARROW1\0\0", 8), "an Arrow file (Feather, version 2)", to_parquet},
+    {0, std::string_view("FEA1\0", 5), "a Feather file of version 1", to_parquet},
+    {0, "\xFF\xFF\xFF\xFF", "an Arrow stream", to_parquet},
+    {0, "Obj\x01", "an Avro file", to_parquet},
+    {0, "\x89HDF\r\n\x1A\n", "an HDF5 file", to_parquet},
+    {0, std::string_view("SQLite format 3\0", 16), "an SQLite database", to_parquet},
+    {0, "\x93NUMPY", "a numpy file", "token files are not packed again: name it in data.train"},
+    {0, std::string_view("MMIDIDX\0\0", 9), "the index of a token file", "name its PREFIX in data.train"},
+    {0, "%PDF-", "a PDF file", "extract its text"},
+    {0, "{\\rtf", "an RTF file", "extract its text"},
+    {0,
+     "\x7F"
+     "ELF",
+     "an executable", no_texts},
+    {0, "\x89PNG", "a picture", no_texts},
+    {0, "\xFF\xD8\xFF", "a picture", no_texts},
+    {0, "WARC/1.", "a WARC file", "extract its texts to JSONL"},
+    {0, git_lfs_pointer, "a Git LFS pointer, not the data", fetch_lfs},
+    {0, "version https://hawser.github.com/spec/v1", "a Git LFS pointer, not the data", fetch_lfs},
+    {0, "/annex/objects/", "a git-annex pointer, not the data", "fetch the data with git annex get"},
+    {0, "outs:\n- ", "a DVC pointer, not the data", fetch_dvc},
+    {0, "# xet version", "a Xet pointer, not the data", "fetch the data with git xet checkout"},
+    {0, "x\x01", "zlib data", decompress},
+    {0, "x\x9C", "zlib data", decompress},
+    {0, "x\xDA", "zlib data", decompress},
+};
+
+// Returns the encoding's name; empty if none. ASCII in UTF-16 has a zero in every second byte.
+std::string_view wide_encoding(std::string_view start) {
+  if (start.starts_with(std::string_view("\xFF\xFE\0\0", 4)) ||
+      start.starts_with(std::string_view("\0\0\xFE\xFF", 4))) {
+    return "UTF-32";
+  }
+  if (start.starts_with("\xFF\xFE") || start.starts_with("\xFE\xFF")) return "UTF-16";
+  const std::string_view some = start.substr(0, 1000);
+  if (some.size() < 4) return {};
+  std::array<size_t, 2> zeros{};
+  for (size_t i = 0; i < some.size(); ++i) zeros[i % 2] += some[i] == '\0' ? 1 : 0;
+  const bool is_wide =
+      std::max(zeros[0], zeros[1]) * 4 > some.size() && std::min(zeros[0], zeros[1]) * 20 < some.size();
+  return is_wide ? std::string_view("UTF-16") : std::string_view();
+}
+
+}  // namespace
+
+void refuse_format(const std::filesystem::path& path, std::string_view is, std::string_view remedy) {
+  throw Error(ExitCode::data, "{} is {}: {}", path.native(), is, remedy);
+}
+
+bool is_parquet(std::string_view start) { return is_parquet_with("PAR1", start); }
+
+void refuse_foreign_format(const std::filesystem::path& path, std::string_view start) {
+  if (is_tar_header(start)) refuse_format(path, "a tar archive", unpack);
+  if (is_parquet_with("PARE", start)) refuse_format(path, "an encrypted Parquet file", "decrypt it");
+  for (const Magic& magic : foreign) {
+    if (start.size() < magic.at || !start.substr(magic.at).starts_with(magic.bytes)) continue;
+    refuse_format(path, magic.name, magic.remedy);
+  }
+  if (const std::string_view encoding = wide_encoding(start); !encoding.empty()) {
+    refuse_format(path, std::string("text in ") + std::string(encoding),
+                  fmt::format("make UTF-8 of it with: iconv -f {} -t UTF-8 IN >OUT", encoding));
+  }
+}
+
+}  // namespace gptrain::data

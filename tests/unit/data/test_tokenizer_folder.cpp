@@ -1,0 +1,124 @@
+// Tokenizer folders whose files name further tokens, or contradict each other. The ids are those of Hugging Face
+// tokenizers after the same tokens were added.
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/json.h"
+#include "data/tokenizer/files.h"
+#include "support.h"
+
+namespace gptrain {
+namespace {
+
+using nlohmann::json;
+using test::contains;
+using test::error_of;
+
+constexpr int64_t vocabulary = 258;  // 256 bytes, "ab" and the added <mask>
+
+// A tokenizer.json of all bytes, the merge of a and b, and the special token <mask>.
+json tokenizer_of_bytes() {
+  json content = parse_json(tokenizer_text(*[] {
+    TokenizerParts parts;
+    for (int byte = 0; byte < 256; ++byte) parts.tokens.emplace_back(1, static_cast<char>(byte));
+    parts.tokens.emplace_back("ab");
+    parts.merges = {{'a', 'b', 256}};
+    parts.added = {{257, "<mask>", true, false}};
+    parts.stages = {PatternKind::gpt2};
+    return std::make_shared<Tokenizer>(std::move(parts));
+  }()));
+  content["model"]["vocab"].erase("<mask>");
+  return content;
+}
+
+json object_token(bool lstrip) {
+  return {{"content", "<mask>"}, {"lstrip", lstrip}, {"rstrip", false}, {"normalized", false}, {"special", true}};
+}
+
+class TokenizerFolder {
+ public:
+  explicit TokenizerFolder(const std::map<std::string, json>& files) {
+    write_file(folder_ / "tokenizer.json", json_text(tokenizer_of_bytes()));
+    for (const auto& [name, content] : files) write_file(folder_ / name, json_text(content));
+  }
+
+  std::vector<int32_t> encode(const std::string& text) const {
+    Encoder encoder(load());
+    const auto ids = encoder.encode(text);
+    return {ids.begin(), ids.end()};
+  }
+
+  std::shared_ptr<const Tokenizer> load() const { return load_tokenizer(folder_.path().native(), ""); }
+
+ private:
+  TemporaryFolder folder_;
+};
+
+using Ids = std::vector<int32_t>;
+
+TEST_CASE("Flags of a token in the files beside tokenizer.json count") {
+  const Ids plain = {'x', ' ', 257};
+  const Ids stripped = {'x', 257};
+  CHECK(TokenizerFolder({}).encode("x <mask>") == plain);
+  const json decoder = {{"257", object_token(true)}};
+  const json other = {{"257", object_token(false)}};
+  for (const auto& [files, ids] : std::vector<std::pair<std::map<std::string, json>, Ids>>{
+           {{{"tokenizer_config.json", {{"added_tokens_decoder", decoder}}}}, stripped},
+           {{{"tokenizer_config.json", {{"mask_token", object_token(true)}}}}, stripped},
+           {{{"special_tokens_map.json", {{"mask_token", object_token(true)}}}}, stripped},
+           {{{"special_tokens_map.json", {{"additional_special_tokens", {object_token(true)}}}}}, stripped},
+           {{{"special_tokens_map.json", {{"mask_token", "<mask>"}}}}, plain},
+           {{{"tokenizer_config.json", {{"added_tokens_decoder", other}}},
+             {"special_tokens_map.json", {{"mask_token", object_token(true)}}}},
+            plain},
+           {{{"tokenizer_config.json", {{"added_tokens_decoder", decoder}, {"mask_token", object_token(false)}}}},
+            stripped}}) {
+    CHECK(TokenizerFolder(files).encode("x <mask>") == ids);
+  }
+}
+
+TEST_CASE("Special tokens that only a config names are tokens") {
+  for (const json& config : {json{{"eos_token", "cab"}}, json{{"additional_special_tokens", {"cab"}}},
+                             json{{"extra_special_tokens", {{"image_token", "cab"}}}},
+                             json{{"pad_token", {{"__type", "AddedToken"}, {"content", "cab"}}}}}) {
+    INFO(json_text(config));
+    for (const char* name : {"tokenizer_config.json", "special_tokens_map.json"}) {
+      const TokenizerFolder folder({{name, config}});
+      CHECK(folder.encode("scabs") == Ids{'s', vocabulary, 's'});
+      CHECK(folder.load()->vocab_size() == vocabulary + 1);
+    }
+  }
+  // A token of the merges, named as a special one, is found before the text is split.
+  const TokenizerFolder folder({{"tokenizer_config.json", {{"eos_token", "ab"}, {"bos_token", nullptr}}}});
+  CHECK(folder.encode("cab") == Ids{'c', 256});
+  Encoder encoder(folder.load());
+  encoder.encode("cab");
+  CHECK(encoder.num_special() == 1);
+}
+
+TEST_CASE("Files of a tokenizer folder that contradict each other are refused") {
+  for (const auto& [name, content, message] : std::vector<std::tuple<std::string, json, std::string>>{
+           {"tokenizer_config.json",
+            {{"added_tokens_decoder", {{"300", object_token(true)}}}},
+            "<mask> has the id 300, and 257 in the vocabulary"},
+           {"tokenizer_config.json", {{"added_tokens_decoder", {{"258x", object_token(true)}}}}, "the id \"258x\""},
+           {"tokenizer_config.json",
+            {{"added_tokens_decoder", {{"258", {{"content", ""}}}}}},
+            "a token without a text"},
+           {"added_tokens.json", {{"<pad>", 400}}, "<pad> has the id 400, and transformers would give it 258"},
+           {"added_tokens.json", {{"<pad>", 5}}, "<pad> has the id 5, and transformers would give it 258"},
+           {"added_tokens.json", {{"<pad>", "x"}}, "the id of <pad> is \"x\""},
+           {"tokenizer_config.json", {{"add_prefix_space", true}}, "add_prefix_space is true"}}) {
+    INFO(name << ": " << json_text(content));
+    const TokenizerFolder folder({{name, content}});
+    CHECK(contains(error_of(ExitCode::usage, [&] { folder.load(); }), message));
+  }
+  CHECK(TokenizerFolder({{"tokenizer_config.json", {{"add_prefix_space", false}}}}).encode("x") == Ids{'x'});
+}
+
+}  // namespace
+}  // namespace gptrain
