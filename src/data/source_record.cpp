@@ -20,13 +20,13 @@ constexpr std::array<std::string_view, 4> covered_texts = {"of its blocks",
                                                            "of its index and its first, middle and last MiB",
                                                            "of its index", "of its first, middle and last MiB alone"};
 
-std::string digits_of(uint32_t checksum) { return fmt::format("{:08x}", checksum); }
+std::string crc_digits(uint32_t checksum) { return fmt::format("{:08x}", checksum); }
 
 // Returns none unless the text is eight hexadecimal digits.
-std::optional<uint32_t> checksum_of(const std::string& digits) {
+std::optional<uint32_t> parse_crc(const std::string& digits) {
   uint32_t checksum = 0;
   std::from_chars(digits.data(), digits.data() + digits.size(), checksum, 16);
-  return digits_of(checksum) == digits ? std::optional(checksum) : std::nullopt;
+  return crc_digits(checksum) == digits ? std::optional(checksum) : std::nullopt;
 }
 
 }  // namespace
@@ -36,8 +36,8 @@ nlohmann::ordered_json source_record_json(const SourceRecord& record) {
                                    {"tokens", record.tokens},
                                    {"samples", record.samples},
                                    {"covered", covered_names[static_cast<size_t>(record.covered)]},
-                                   {"crc32c", digits_of(record.checksum)}};
-  if (record.documents) object["documents_crc32c"] = digits_of(*record.documents);
+                                   {"crc32c", crc_digits(record.checksum)}};
+  if (record.documents) object["documents_crc32c"] = crc_digits(*record.documents);
   return object;
 }
 
@@ -45,9 +45,9 @@ SourceRecord parse_source_record(const json& object) {
   const std::string covered = object.at("covered");
   SourceRecord record{.path = object.at("path"), .tokens = object.at("tokens"), .samples = object.at("samples")};
   const auto* const name = std::find(covered_names.begin(), covered_names.end(), covered);
-  const std::optional<uint32_t> checksum = checksum_of(object.at("crc32c"));
+  const std::optional<uint32_t> checksum = parse_crc(object.at("crc32c"));
   const bool tells_documents = object.contains("documents_crc32c");
-  if (tells_documents) record.documents = checksum_of(object["documents_crc32c"]);
+  if (tells_documents) record.documents = parse_crc(object["documents_crc32c"]);
   if (name == covered_names.end() || record.tokens < 1 || record.samples < 1 || !checksum ||
       record.documents.has_value() != tells_documents)
     throw json::other_error::create(508, "a source of its data is not described as one", nullptr);
@@ -67,9 +67,9 @@ bool is_same_source(const SourceRecord& before, const SourceRecord& now) {
 
 std::string describe_source(const SourceRecord& record) {
   const std::string documents =
-      record.documents ? fmt::format(" and {} of its index", digits_of(*record.documents)) : "";
+      record.documents ? fmt::format(" and {} of its index", crc_digits(*record.documents)) : "";
   return fmt::format("{}: {} in {}, checksum {} {}{}", printable(record.path), format_counted(record.tokens, "token"),
-                     format_counted(record.samples, "sample"), digits_of(record.checksum),
+                     format_counted(record.samples, "sample"), crc_digits(record.checksum),
                      covered_texts[static_cast<size_t>(record.covered)], documents);
 }
 
