@@ -1,13 +1,11 @@
 #include "base/output_file.h"
 
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 #include <fcntl.h>
 #include <string>
 #include <sys/stat.h>
 #include <system_error>
-#include <thread>
 #include <unistd.h>
 #include <utility>
 
@@ -29,10 +27,6 @@ int retry(Call call) {
   } while (result < 0 && errno == EINTR);
   return result;
 }
-
-constexpr int most_tries = 3;  // tries of a call that fails with an error that may pass
-
-void wait_before_try(int number) { std::this_thread::sleep_for(std::chrono::milliseconds(500) * (number - 1)); }
 
 int open_flags(OutputFile::Mode mode) {
   switch (mode) {
@@ -70,8 +64,10 @@ OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code) : O
 OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code, std::filesystem::path shown)
     : path_(std::move(path)), shown_(std::move(shown)), code_(code) {
   if (mode != Mode::create) remove_lost_link(path_);
-  descriptor_ = retry([&] { return ::open(path_.c_str(), open_flags(mode) | O_WRONLY | O_CLOEXEC, 0666); });
+  descriptor_ = call_with_tries([&] { return ::open(path_.c_str(), open_flags(mode) | O_WRONLY | O_CLOEXEC, 0666); });
   if (descriptor_ < 0) fail(code_, "open", shown_, errno);
+  struct stat status {};
+  if (mode == Mode::append && ::fstat(descriptor_, &status) == 0) end_ = status.st_size;
 }
 
 OutputFile::~OutputFile() {
@@ -82,38 +78,38 @@ OutputFile::OutputFile(OutputFile&& other) noexcept
     : path_(std::move(other.path_)),
       shown_(std::move(other.shown_)),
       code_(other.code_),
-      descriptor_(std::exchange(other.descriptor_, -1)) {}
+      descriptor_(std::exchange(other.descriptor_, -1)),
+      end_(other.end_) {}
 
 void OutputFile::write(std::string_view bytes) {
-  for (int tries = 1; !bytes.empty();) {
-    const ssize_t written = ::write(descriptor_, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written < 0) {
-      const int error = errno;
-      if (!is_transient(error) || tries == most_tries) fail(code_, "write", shown_, error);
-      wait_before_try(++tries);
-      continue;
-    }
+  while (!bytes.empty()) {
+    const ssize_t written = call_with_tries([&] { return ::write(descriptor_, bytes.data(), bytes.size()); });
+    if (written < 0) fail(code_, "write", shown_, errno);
     bytes.remove_prefix(static_cast<size_t>(written));
+    end_ += written;
   }
 }
 
-bool OutputFile::is_in_place() const {
+bool OutputFile::is_at(const std::filesystem::path& path) const {
   struct stat ours {
   }, there{};
-  if (::fstat(descriptor_, &ours) != 0 || ::stat(path_.c_str(), &there) != 0) return is_transient(errno);
-  return ours.st_dev == there.st_dev && ours.st_ino == there.st_ino;
+  errno = 0;
+  return ::fstat(descriptor_, &ours) == 0 && ::stat(path.c_str(), &there) == 0 && ours.st_dev == there.st_dev &&
+         ours.st_ino == there.st_ino && ours.st_size >= end_;
 }
+
+bool OutputFile::is_in_place() const { return is_at(path_) || is_transient(errno); }
 
 void OutputFile::replace(std::string_view bytes) {
   if (::ftruncate(descriptor_, 0) != 0 || ::lseek(descriptor_, 0, SEEK_SET) != 0) fail(code_, "write", shown_, errno);
+  end_ = 0;
   write(bytes);
 }
 
 void OutputFile::sync(const std::function<bool()>& repair) {
   for (int tries = 1; retry([&] { return ::fsync(descriptor_); }) != 0;) {
     const int error = errno;
-    if (!is_transient(error) || tries == most_tries || !repair()) fail(code_, "sync", shown_, error);
+    if (!may_pass(error) || tries == most_tries || !repair()) fail(code_, "sync", shown_, error);
     wait_before_try(++tries);
   }
 }
@@ -152,7 +148,15 @@ void AtomicFile::commit() {
     if (content_) temporary_.replace(*content_);
     return content_.has_value();
   });
-  if (::rename(temporary_.path().c_str(), path_.c_str()) != 0) fail(temporary_.code(), "replace", path_, errno);
+  const auto rename = [&] {
+    if (::rename(temporary_.path().c_str(), path_.c_str()) == 0) return 0;
+    const int error = errno;
+    // The server may have done it although its answer was lost.
+    if (temporary_.is_at(path_)) return 0;
+    errno = error;
+    return -1;
+  };
+  if (call_with_tries(rename) != 0) fail(temporary_.code(), "replace", path_, errno);
   committed_ = true;
   sync_folder(path_.parent_path());
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <optional>
@@ -37,7 +38,10 @@ class OutputFile {
   // before the next try, and returns false if the content cannot be written again.
   void sync(const std::function<bool()>& repair = [] { return true; });
   void replace(std::string_view bytes);  // replaces the content
-  bool is_in_place() const;  // false: another file is at its path now, or none; true where this cannot be found out
+  // Returns true if `path` leads to this file, and the file has all that was written.
+  bool is_at(const std::filesystem::path& path) const;
+  // Returns true if the file is at its own path, or if this cannot be found out now.
+  bool is_in_place() const;
   const std::filesystem::path& path() const { return path_; }
   ExitCode code() const { return code_; }
 
@@ -46,6 +50,7 @@ class OutputFile {
   std::filesystem::path shown_;  // path in messages
   ExitCode code_;
   int descriptor_ = -1;
+  int64_t end_ = 0;  // least size of the file: its size when opened, and the bytes written since
 };
 
 // Collects the new content of `path` in a temporary file beside it. commit() syncs that file and renames it to `path`;

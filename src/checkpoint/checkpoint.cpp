@@ -1,6 +1,7 @@
 #include "checkpoint/checkpoint.h"
 
 #include <algorithm>
+#include <cmath>
 #include <fmt/format.h>
 #include <map>
 #include <set>
@@ -31,7 +32,8 @@ std::string other_checkpoint_hint(const fs::path& checkpoint) {
   for (auto other = listed.rbegin(); other != listed.rend(); ++other) {
     if (step && other->step >= *step) continue;
     try {
-      read_manifest_and_sizes(other->path);
+      const std::optional<double> loss = read_manifest_and_sizes(other->path).manifest.progress.loss;
+      if (loss && !std::isfinite(*loss)) continue;
     } catch (const Error&) {
       continue;
     }
@@ -197,16 +199,16 @@ std::optional<TokenizerRecord> read_tokenizer(const fs::path& checkpoint) {
   return with_hint(checkpoint, [&] { return with_text(load_manifest(checkpoint).manifest, checkpoint); });
 }
 
-void load_slices(const Contents& contents, const std::vector<Slice>& slices) {
+void load_slices(const Contents& contents, const std::vector<Slice>& slices, NotFinite not_finite) {
   std::vector<SliceTransfer> transfers = slice_transfers(contents, slices);
-  with_hint(contents.checkpoint, [&] { run_transfers(contents, std::move(transfers)); });
+  with_hint(contents.checkpoint, [&] { run_transfers(contents, std::move(transfers), not_finite); });
 }
 
 void load_slices(const fs::path& checkpoint, const std::vector<Slice>& slices) {
   load_slices(with_hint(checkpoint, [&] { return read_contents(checkpoint); }), slices);
 }
 
-std::vector<float> load_tensor(const Contents& contents, const std::string& name) {
+std::vector<float> load_tensor(const Contents& contents, const std::string& name, NotFinite not_finite) {
   const auto tensor = contents.tensors.find(name);
   if (tensor == contents.tensors.end()) {
     throw Error(ExitCode::checkpoint, "{} holds no tensor \"{}\", which its own config asks for",
@@ -214,7 +216,7 @@ std::vector<float> load_tensor(const Contents& contents, const std::string& name
   }
   const std::vector<int64_t>& shape = tensor->second.global_shape;
   std::vector<float> values(static_cast<size_t>(*num_elements(shape)));
-  load_slices(contents, {{name, shape, std::vector<int64_t>(shape.size(), 0), shape, values.data()}});
+  load_slices(contents, {{name, shape, std::vector<int64_t>(shape.size(), 0), shape, values.data()}}, not_finite);
   return values;
 }
 

@@ -59,7 +59,8 @@ std::vector<CheckpointInfo> list_checkpoints(const std::filesystem::path& out);
 // Reads a checkpoint's manifest and checks its fields and the files' sizes. THROWS Error(checkpoint) with the damaged
 // file, its fault, and the newest older checkpoint of the same run that is complete.
 Manifest read_manifest(const std::filesystem::path& checkpoint);
-// Checks headers and the checksums of all bytes as well. THROWS as read_manifest does.
+// Checks headers and the checksums of all bytes as well. THROWS as read_manifest does, and Error(diverged) if numbers
+// are not finite.
 void verify_checkpoint(const std::filesystem::path& checkpoint);
 // Checks the same without reading the tensors' bytes, whose checksums are checked when they are loaded.
 Contents verify_structure(const std::filesystem::path& checkpoint);
@@ -75,14 +76,15 @@ std::optional<TokenizerRecord> read_tokenizer(const std::filesystem::path& check
 
 // Fills every slice from the checkpoint's boxes, whatever the layout that saved them. A bf16 tensor also fills f32
 // slices, exactly. Verifies the checksums of the boxes that it reads. THROWS Error(checkpoint) if a tensor is missing,
-// has another global shape, is not fully covered, or is f32 for a bf16 slice that does not allow rounding.
+// has another global shape, is not fully covered, or is f32 for a bf16 slice that does not allow rounding;
+// Error(diverged) if numbers are not finite.
 void load_slices(const std::filesystem::path& checkpoint, const std::vector<Slice>& slices);
 // Does the same for callers that load a checkpoint in several parts. `contents`: from verify_structure.
-void load_slices(const Contents& contents, const std::vector<Slice>& slices);
+void load_slices(const Contents& contents, const std::vector<Slice>& slices, NotFinite not_finite = NotFinite::refused);
 
 // Returns all of one tensor, in f32 on the host, by its slices' name ("weight/NAME"). THROWS Error(checkpoint) if there
 // is none, or as load_slices does.
-std::vector<float> load_tensor(const Contents& contents, const std::string& name);
+std::vector<float> load_tensor(const Contents& contents, const std::string& name, NotFinite not_finite);
 
 // Removes the folders left by interrupted saves. REQUIRES: the caller has locked the run's folder. Returns a warning
 // about folders that it cannot remove, else empty.

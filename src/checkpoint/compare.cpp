@@ -81,7 +81,7 @@ class AveragedTensor final : public SliceMemory {
   void average() {
     std::vector<double> sums;
     for (size_t i = 0; i < all_.size(); ++i) {
-      const std::vector<float> values = load_tensor(all_[i], name_);
+      const std::vector<float> values = load_tensor(all_[i], name_, NotFinite::refused);
       sums.resize(values.size());
       for (size_t k = 0; k < values.size(); ++k) sums[k] += shares_[i] * values[k];
     }
@@ -135,21 +135,20 @@ void require_one_model(const std::vector<Contents>& all) {
 
 }  // namespace
 
-TensorReport report_tensors(const fs::path& checkpoint) {
+std::string tensor_table(const fs::path& checkpoint) {
   const Contents contents = read_contents(checkpoint);
   const size_t width = name_width(names_of(contents));
-  TensorReport report;
-  const auto out = std::back_inserter(report.table);
+  std::string table;
+  const auto out = std::back_inserter(table);
   fmt::format_to(out, "{:<{}}  {:>12}  {:>12}  not finite\n", "tensor", width, "norm", "largest");
   for (const auto& [name, tensor] : contents.tensors) {
-    const std::vector<float> values = load_tensor(contents, name);
+    const std::vector<float> values = load_tensor(contents, name, NotFinite::allowed);
     double largest = 0;
     for (const float value : values) largest = std::max(largest, std::abs(static_cast<double>(value)));
     const auto lost = std::count_if(values.begin(), values.end(), [](float value) { return !std::isfinite(value); });
     fmt::format_to(out, "{:<{}}  {:>12.6g}  {:>12.6g}  {}\n", printable(name), width, norm(values), largest, lost);
-    report.sound = report.sound && lost == 0;
   }
-  return report;
+  return table;
 }
 
 std::string compare_checkpoints(const fs::path& a, const fs::path& b) {
@@ -161,6 +160,7 @@ std::string compare_checkpoints(const fs::path& a, const fs::path& b) {
   const auto out = std::back_inserter(text);
   int64_t same = 0;
   for (const std::string& name : names) {
+    const auto load = [&name = name](const Contents& of) { return load_tensor(of, name, NotFinite::allowed); };
     const auto left = of_a.tensors.find(name), right = of_b.tensors.find(name);
     const std::string shown = printable(name);
     if (left == of_a.tensors.end() || right == of_b.tensors.end()) {
@@ -168,8 +168,7 @@ std::string compare_checkpoints(const fs::path& a, const fs::path& b) {
     } else if (left->second.global_shape != right->second.global_shape) {
       fmt::format_to(out, "{:<{}}  {} against {}\n", shown, width, format_shape(left->second.global_shape),
                      format_shape(right->second.global_shape));
-    } else if (const Difference found = difference_of(load_tensor(of_a, name), load_tensor(of_b, name));
-               found.largest == 0) {
+    } else if (const Difference found = difference_of(load(of_a), load(of_b)); found.largest == 0) {
       ++same;
     } else {
       fmt::format_to(out, "{:<{}}  largest difference {:<12.6g}  relative norm {:.3g}\n", shown, width, found.largest,

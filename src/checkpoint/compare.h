@@ -9,13 +9,9 @@
 
 namespace gptrain::inline checkpoint {
 
-// A table of all tensors: norm, largest magnitude, number of elements that are not finite. `sound` is false if there is
-// such an element. report_tensors THROWS Error(checkpoint) if the checkpoint cannot be read.
-struct TensorReport {
-  std::string table;
-  bool sound = true;
-};
-TensorReport report_tensors(const std::filesystem::path& checkpoint);
+// Returns a table of all tensors: norm, largest magnitude, number of elements that are not finite. THROWS
+// Error(checkpoint) if the checkpoint cannot be read.
+std::string tensor_table(const std::filesystem::path& checkpoint);
 
 // Returns a table of the tensors that differ, with the largest difference of two elements and the norm of the
 // difference over the norm of `a`'s tensor. Names tensors that are in one checkpoint only or differ in shape. Ends with

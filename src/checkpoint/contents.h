@@ -32,6 +32,9 @@ struct StoredSlice {
   uint32_t crc32c = 0;
 };
 
+// Treatment of numbers that are NaN or infinite, which only a run that has diverged saves.
+enum class NotFinite : uint8_t { refused, allowed };
+
 struct StoredTensor {
   std::vector<int64_t> global_shape;
   DType dtype = DType::f32;        // or bf16 or u8

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -11,7 +10,6 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 #include <system_error>
-#include <thread>
 #include <unistd.h>
 #include <utility>
 
@@ -25,7 +23,7 @@ namespace fs = std::filesystem;
 namespace {
 
 [[noreturn]] void fail(const char* action, const fs::path& path, int error) {
-  if (is_transient(error))
+  if (may_pass(error))
     throw TransientError(fmt::format("cannot {} {}: {}", action, path.string(), std::strerror(error)));
   throw Error(ExitCode::checkpoint, "cannot {} {}: {}", action, path.string(), std::strerror(error));
 }
@@ -52,9 +50,27 @@ void move_folder(const fs::path& from, const fs::path& to) {
     if (std::rename(from.c_str(), to.c_str()) == 0) return;
     const int error = errno;
     // The server may have done it although its answer was lost.
-    if (is_transient(error) && !is_there(from) && is_there(to)) return;
+    if (may_pass(error) && !is_there(from) && is_there(to)) return;
     fail("rename", fmt::format("{} to {}", from.string(), to.string()), error);
   });
+}
+
+// Lets two folders change places in one step. Returns false if the file system cannot.
+bool exchange_folders(const fs::path& temporary, const fs::path& target) {
+  struct stat wanted {};
+  if (::lstat(temporary.c_str(), &wanted) != 0) fail("read", temporary, errno);
+  bool exchanged = true;
+  with_more_tries([&] {
+    if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) return;
+    const int error = errno;
+    exchanged = error != EINVAL && error != ENOSYS && error != EOPNOTSUPP;
+    if (!exchanged) return;
+    // The server may have done it although its answer was lost.
+    struct stat there {};
+    if (::lstat(target.c_str(), &there) == 0 && there.st_dev == wanted.st_dev && there.st_ino == wanted.st_ino) return;
+    fail("replace", target, error);
+  });
+  return exchanged;
 }
 
 void sync_parent(const fs::path& folder) {
@@ -81,14 +97,13 @@ void replace_in_two_steps(const fs::path& temporary, const fs::path& target) {
 }  // namespace
 
 void with_more_tries(const std::function<void()>& attempt) {
-  constexpr int most_tries = 3;
-  for (int tries = 1;; ++tries) {
+  for (int tries = 1;;) {
     try {
       return attempt();
     } catch (const TransientError& error) {
       if (tries == most_tries) throw;
       print_err("warning: {}; it is tried again\n", error.what());
-      std::this_thread::sleep_for(std::chrono::milliseconds(500) * tries);
+      wait_before_try(++tries);
     }
   }
 }
@@ -166,7 +181,7 @@ void SyncedFile::sync_and_close() {
 
 InputFile::InputFile(fs::path path) : path_(std::move(path)) {
   // O_NONBLOCK: do not wait for a writer if the path is a pipe. No effect on files.
-  descriptor_ = retry([&] { return ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
+  descriptor_ = call_with_tries([&] { return ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); });
   if (descriptor_ < 0) fail("open", path_, errno);
   struct stat status {};
   const int error = ::fstat(descriptor_, &status) == 0 ? 0 : errno;
@@ -185,7 +200,7 @@ InputFile::~InputFile() {
 void InputFile::read(int64_t offset, void* data, int64_t bytes) const {
   auto* at = static_cast<std::byte*>(data);
   while (bytes > 0) {
-    const ssize_t n = retry([&] { return ::pread(descriptor_, at, static_cast<size_t>(bytes), offset); });
+    const ssize_t n = call_with_tries([&] { return ::pread(descriptor_, at, static_cast<size_t>(bytes), offset); });
     if (n < 0) fail("read", path_, errno);
     if (n == 0) {
       throw Error(ExitCode::checkpoint, "{} ends at byte {}, {} bytes too early", path_.string(), offset, bytes);
@@ -223,14 +238,10 @@ void publish_folder(const fs::path& temporary, const fs::path& target) {
     sync_parent(target);
     return;
   }
-  if (::renameat2(AT_FDCWD, temporary.c_str(), AT_FDCWD, target.c_str(), RENAME_EXCHANGE) == 0) {
-    sync_parent(target);
-    // If this fails, a temporary folder remains, which retention removes or reports.
-    remove_folder(temporary);
-    return;
-  }
-  if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) fail("replace", target, errno);
-  replace_in_two_steps(temporary, target);
+  if (!exchange_folders(temporary, target)) return replace_in_two_steps(temporary, target);
+  sync_parent(target);
+  // If this fails, a temporary folder remains, which retention removes or reports.
+  remove_folder(temporary);
 }
 
 std::string remove_folder(const fs::path& folder) {

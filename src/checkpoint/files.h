@@ -13,13 +13,13 @@
 
 namespace gptrain::inline checkpoint {
 
-// A failure that may not occur at another try (is_transient).
+// A failure that may not occur at another try (may_pass).
 class TransientError : public Error {
  public:
   explicit TransientError(const std::string& message) : Error(ExitCode::checkpoint, message) {}
 };
 
-// Runs `attempt`, which starts its work anew, again if it fails with a TransientError: three times at most.
+// Runs `attempt`, which starts its work anew, again if it fails with a TransientError: most_tries in all.
 void with_more_tries(const std::function<void()>& attempt);
 
 // A new file, written from front to back.

@@ -54,7 +54,7 @@ class HfSource {
   void write(const HfTensor& tensor, SafetensorsWriter& writer, DType dtype) {
     if (tensor.source != loaded_) {
       values_ = {};  // frees it before the next is loaded
-      values_ = load_tensor(contents_, stored_name(which_, tensor.source));
+      values_ = load_tensor(contents_, stored_name(which_, tensor.source), NotFinite::refused);
       loaded_ = tensor.source;
     }
     const int64_t count = *num_elements(tensor.shape);

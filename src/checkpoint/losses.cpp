@@ -9,6 +9,7 @@
 #include "base/error.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/manifest.h"
+#include "checkpoint/model_check.h"
 
 namespace gptrain::inline checkpoint {
 namespace {
@@ -16,6 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr double most_rise = 1.5, noise = 0.1;
+constexpr double most_of_guesses = 2;  // factor of the loss of a model that has learned nothing
 
 bool has_risen(double loss, double least) { return !std::isfinite(loss) || loss > most_rise * least + noise; }
 
@@ -47,21 +49,32 @@ std::optional<CheckpointLoss> last_before_rise(const fs::path& out) {
 }
 
 std::string rise_warning(const fs::path& checkpoint) {
-  const std::optional<double> loss = load_manifest(checkpoint).manifest.progress.loss;
+  const Manifest manifest = load_manifest(checkpoint).manifest;
+  const std::optional<double> loss = manifest.progress.loss;
   if (!loss) return "";
+  const double of_guesses = std::log(static_cast<double>(saved_config(checkpoint, manifest).model.vocab_size));
+  const auto is_lost = [&](double value) { return !(value <= most_of_guesses * of_guesses); };
   const fs::path folder = plain_path(checkpoint);
   const auto step = step_of_folder_name(folder.filename().string());
   std::string other;
   if (step && folder.parent_path().filename() == checkpoints_folder({})) {
     const std::optional<CheckpointLoss> last = last_before_rise(folder.parent_path().parent_path());
-    if (last && last->checkpoint.step >= *step) return "";
-    if (last) {
+    const bool has_recovered = last && last->checkpoint.step >= *step;
+    if (has_recovered && !is_lost(*loss)) return "";
+    if (last && !has_recovered && !is_lost(last->loss)) {
       other =
           fmt::format("; the last one before it rose: {} (loss {:.4f})", last->checkpoint.path.string(), last->loss);
     }
   }
-  if (std::isfinite(*loss) && other.empty()) return "";
-  return fmt::format("the loss of {} is {:.6g}: the run had diverged{}", checkpoint.string(), *loss, other);
+  if (!is_lost(*loss) && other.empty()) return "";
+  // All checkpoints that are left may be of a diverged state.
+  if (other.empty()) other = fmt::format("; a model that has learned nothing has a loss of {:.4f}", of_guesses);
+  return fmt::format("the loss of {} is {:.6g}: the run had diverged{}", checkpoint.string(), std::abs(*loss), other);
+}
+
+bool has_lost_loss(const fs::path& checkpoint) {
+  const std::optional<double> loss = load_manifest(checkpoint).manifest.progress.loss;
+  return loss && !std::isfinite(*loss);
 }
 
 }  // namespace gptrain::checkpoint

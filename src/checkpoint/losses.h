@@ -18,8 +18,11 @@ struct CheckpointLoss {
 // loss. Ignores checkpoints that do not record their loss; returns none if no checkpoint is left.
 std::optional<CheckpointLoss> last_before_rise(const std::filesystem::path& out);
 
-// Returns a warning if the checkpoint's loss is not finite, or has risen above that of earlier ones of its run, with
-// the one to use instead; else empty.
+// Returns a warning if the checkpoint's loss is not finite, has risen above that of earlier ones of its run, with the
+// one to use instead, or is more than twice that of a model that has learned nothing; else empty.
 std::string rise_warning(const std::filesystem::path& checkpoint);
+
+// Returns true if the checkpoint records a loss of its last step that is not finite.
+bool has_lost_loss(const std::filesystem::path& checkpoint);
 
 }  // namespace gptrain::checkpoint

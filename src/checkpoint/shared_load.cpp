@@ -152,8 +152,14 @@ class SharedLoader {
     for (size_t rank = 0; rank < streams_.size(); ++rank) {
       if (!pieces[rank] || !needs_.is_mine(pieces[rank]->box)) continue;
       const std::byte* const data = rank == me ? read_.data() : received_.data() + received[rank].first;
-      guarded([&] { transfers_.at(pieces[rank]->box).feed(data, pieces[rank]->offset, pieces[rank]->bytes); });
+      guarded([&] { feed(*pieces[rank], data); });
     }
+  }
+
+  void feed(const Piece& piece, const std::byte* data) {
+    SliceTransfer& transfer = transfers_.at(piece.box);
+    transfer.feed(data, piece.offset, piece.bytes);
+    if (piece.offset + piece.bytes == boxes_[piece.box]->entry.bytes) require_finite(contents_, transfer);
   }
 
   std::optional<Piece> take_piece(Stream& stream) const {

@@ -1,12 +1,15 @@
 #include "checkpoint/transfers.h"
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "base/error.h"
+#include "base/printable.h"
+#include "base/units.h"
 
 namespace gptrain::inline checkpoint {
 namespace {
@@ -55,6 +58,20 @@ std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& co
   return wanted;
 }
 
+// Returns the number of values that are NaN or infinite. Values of one byte are codes, and always finite.
+int64_t count_not_finite(const std::byte* data, int64_t count, DType dtype) {
+  const auto count_in = [count](const auto* values, auto is_finite) {
+    int64_t lost = 0;
+    for (int64_t i = 0; i < count; ++i) lost += is_finite(values[i]) ? 0 : 1;
+    return lost;
+  };
+  if (dtype == DType::f32)
+    return count_in(reinterpret_cast<const float*>(data), [](float value) { return std::isfinite(value); });
+  if (dtype == DType::bf16)
+    return count_in(reinterpret_cast<const bf16*>(data), [](bf16 value) { return std::isfinite(to_float(value)); });
+  return 0;
+}
+
 // Sorts by place on the disk.
 void sort_by_place(std::vector<SliceTransfer>& transfers) {
   const auto place = [](const SliceTransfer& t) { return std::pair(t.stored->file, t.stored->entry.offset); };
@@ -83,6 +100,7 @@ void SliceTransfer::feed(const std::byte* data, int64_t offset, int64_t bytes) {
   const DType dtype = stored->entry.tensor.dtype;
   const int64_t first = offset / dtype_bytes(dtype);
   const int64_t count = bytes / dtype_bytes(dtype);
+  num_not_finite += count_not_finite(data, count, dtype);
   std::vector<float> wide;
   std::vector<bf16> narrow;
   const auto is_same = [&](const BoxCopy& copy) { return copy.dtype() == dtype; };
@@ -103,7 +121,16 @@ void SliceTransfer::feed(const std::byte* data, int64_t offset, int64_t bytes) {
   for (BoxCopy& copy : copies) copy.feed(first, is_same(copy) ? data : converted, count);
 }
 
-void run_transfers(const Contents& contents, std::vector<SliceTransfer> transfers) {
+void require_finite(const Contents& contents, const SliceTransfer& transfer) {
+  if (transfer.num_not_finite == 0) return;
+  throw Error(ExitCode::diverged,
+              "{} holds a state that has diverged: {} of tensor \"{}\" are not finite (`gptrain checkpoint verify "
+              "--deep` lists all)",
+              contents.checkpoint.string(), format_counted(transfer.num_not_finite, "number"),
+              printable(transfer.stored->entry.tensor.name));
+}
+
+void run_transfers(const Contents& contents, std::vector<SliceTransfer> transfers, NotFinite not_finite) {
   sort_by_place(transfers);
   std::optional<InputFile> file;
   for (size_t i = 0; i < transfers.size(); ++i) {
@@ -113,6 +140,7 @@ void run_transfers(const Contents& contents, std::vector<SliceTransfer> transfer
     }
     read_box(*file, stored,
              [&](const std::byte* data, int64_t offset, int64_t bytes) { transfers[i].feed(data, offset, bytes); });
+    if (not_finite == NotFinite::refused) require_finite(contents, transfers[i]);
   }
 }
 

@@ -14,6 +14,7 @@ namespace gptrain::inline checkpoint {
 struct SliceTransfer {
   const StoredSlice* stored;
   std::vector<BoxCopy> copies;
+  int64_t num_not_finite = 0;  // numbers taken that are NaN or infinite
 
   // Takes `bytes` bytes of the box from its byte `offset` on. REQUIRES: called in order and without gaps.
   void feed(const std::byte* data, int64_t offset, int64_t bytes);
@@ -23,7 +24,13 @@ struct SliceTransfer {
 // Error(checkpoint) like load_slices if the checkpoint cannot fill them.
 std::vector<SliceTransfer> slice_transfers(const Contents& contents, const std::vector<Slice>& slices);
 
-// Fills the slices: reads each box once and compares its checksum. THROWS Error(checkpoint).
-void run_transfers(const Contents& contents, std::vector<SliceTransfer> transfers);
+// THROWS Error(diverged) if a number of the transfer's box is not finite. Call it once the box is read and its checksum
+// compared.
+void require_finite(const Contents& contents, const SliceTransfer& transfer);
+
+// Fills the slices: reads each box once and compares its checksum. THROWS Error(checkpoint), or as require_finite does
+// where numbers that are not finite are not `allowed`.
+void run_transfers(const Contents& contents, std::vector<SliceTransfer> transfers,
+                   NotFinite not_finite = NotFinite::refused);
 
 }  // namespace gptrain::checkpoint

@@ -34,6 +34,10 @@ struct ExportArguments {
 
 WhichWeights which_weights(bool ema) { return ema ? WhichWeights::averaged : WhichWeights::trained; }
 
+void warn_of_rise(const std::filesystem::path& checkpoint) {
+  if (const std::string warning = rise_warning(checkpoint); !warning.empty()) print_err("warning: {}\n", warning);
+}
+
 void export_weights(const ExportArguments& arguments) {
   std::unique_ptr<Progress> bar;
   const DType dtype = arguments.dtype == "bf16" ? DType::bf16 : arguments.dtype == "fp16" ? DType::f16 : DType::f32;
@@ -41,9 +45,10 @@ void export_weights(const ExportArguments& arguments) {
     if (!bar) bar = std::make_unique<Progress>("exporting", total, ProgressUnit::bytes);
     bar->update(done);
   };
-  const HfExport written =
-      export_hf(resolve_checkpoint(arguments.checkpoint), arguments.out, dtype, which_weights(arguments.ema), progress);
+  const std::filesystem::path checkpoint = resolve_checkpoint(arguments.checkpoint);
+  const HfExport written = export_hf(checkpoint, arguments.out, dtype, which_weights(arguments.ema), progress);
   if (bar) bar->finish();
+  warn_of_rise(checkpoint);
   print_out("{}: {}, {}, {} parameters in {} ({}{})\n", arguments.out, written.architecture,
             format_counted(written.tensors, "tensor"), format_grouped(written.parameters), arguments.dtype,
             format_bytes(static_cast<double>(written.bytes)),
@@ -91,25 +96,28 @@ void add_import_command(CLI::App& checkpoint) {
   command->callback([arguments] { import_weights(*arguments); });
 }
 
+// A diverged state is no damaged one, and never called sound.
+void verify(const std::filesystem::path& checkpoint, bool deep) {
+  verify_structure(checkpoint);
+  check_model(checkpoint);
+  if (deep) write_out(tensor_table(checkpoint));
+  verify_checkpoint(checkpoint);
+  const std::string rise = rise_warning(checkpoint);
+  if (has_lost_loss(checkpoint))
+    throw Error(ExitCode::diverged, "{}: its files are whole and its numbers finite, but {}", checkpoint.string(),
+                rise);
+  print_out("{}: {}\n", checkpoint.string(), rise.empty() ? "sound" : "its files are whole and its numbers finite");
+  if (!rise.empty()) print_err("warning: {}\n", rise);
+}
+
 void add_checkpoint_verify_command(CLI::App& checkpoint) {
   auto path = std::make_shared<std::string>();
   auto deep = std::make_shared<bool>(false);
   CLI::App* command = checkpoint.add_subcommand("verify", "check every file and checksum");
   command->add_option("DIR", *path, "a checkpoint, or a run's folder (its newest)")->required();
-  command->add_flag("--deep", *deep, "also read the numbers: print norms, refuse any that is not finite");
+  command->add_flag("--deep", *deep, "also print norms, and how many numbers are not finite");
   set_examples(command, {"gptrain checkpoint verify runs/demo --deep"});
-  command->callback([path, deep] {
-    const auto directory = resolve_checkpoint(*path);
-    verify_checkpoint(directory);
-    check_model(directory);
-    if (*deep) {
-      const TensorReport report = report_tensors(directory);
-      write_out(report.table);
-      if (!report.sound) throw Error(ExitCode::checkpoint, "{} holds numbers that are not finite", directory.string());
-    }
-    print_out("{}: sound\n", directory.string());
-    if (const std::string warning = rise_warning(directory); !warning.empty()) print_err("warning: {}\n", warning);
-  });
+  command->callback([path, deep] { verify(resolve_checkpoint(*path), *deep); });
 }
 
 void add_diff_command(CLI::App& checkpoint) {
@@ -146,6 +154,7 @@ void add_average_command(CLI::App& checkpoint) {
     std::vector<std::filesystem::path> checkpoints;
     for (const std::string& folder : arguments->folders) checkpoints.push_back(resolve_checkpoint(folder));
     average_checkpoints(checkpoints, arguments->shares, arguments->out, which_weights(arguments->ema));
+    for (const std::filesystem::path& averaged : checkpoints) warn_of_rise(averaged);
     print_out("{}: the weights of {} averaged\n", arguments->out,
               format_counted(std::ssize(checkpoints), "checkpoint"));
   });

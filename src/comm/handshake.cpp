@@ -52,7 +52,7 @@ std::string read_secret_file(const std::string& path) {
   std::FILE* const file = descriptor < 0 ? nullptr : fdopen(descriptor, "r");
   const auto refuse = [&](const char* why) {
     if (file != nullptr) std::fclose(file);
-    throw Error(ExitCode::device, "GPTRAIN_SECRET_FILE={}: {}", path, why);
+    throw Error(ExitCode::usage, "GPTRAIN_SECRET_FILE={}: {}", path, why);
   };
   if (file == nullptr || fstat(fileno(file), &status) != 0) refuse("cannot be read");
   if (!S_ISREG(status.st_mode)) refuse("is no file");
@@ -69,7 +69,7 @@ std::string read_secret_file(const std::string& path) {
 
 std::string Secret::proof(std::string_view statement) const {
   if (!start_sodium())
-    throw Error(ExitCode::device, "libsodium cannot be started, and ranks need it to prove the secret");
+    throw Error(ExitCode::machine, "libsodium cannot be started, and ranks need it to prove the secret");
   crypto_auth_hmacsha256_state state;
   std::array<unsigned char, crypto_auth_hmacsha256_BYTES> digest{};
   crypto_auth_hmacsha256_init(&state, reinterpret_cast<const unsigned char*>(key_.data()), key_.size());
@@ -90,7 +90,7 @@ Secret find_secret(const Environment& environment) {
   if (!has_text && (file == nullptr || *file == '\0')) return {};
   std::string secret = has_text ? std::string(text) : read_secret_file(file);
   if (secret.size() < least_secret_chars)
-    throw Error(ExitCode::device, "{}: must have at least {} characters, such as 32 random bytes in hexadecimal",
+    throw Error(ExitCode::usage, "{}: must have at least {} characters, such as 32 random bytes in hexadecimal",
                 has_text ? "GPTRAIN_SECRET" : "GPTRAIN_SECRET_FILE", least_secret_chars);
   return Secret(std::move(secret));
 }
@@ -101,7 +101,7 @@ Secret find_secret() {
 
 std::string draw_secret() {
   if (!start_sodium())
-    throw Error(ExitCode::device, "libsodium cannot be started, and ranks need it to prove the secret");
+    throw Error(ExitCode::machine, "libsodium cannot be started, and ranks need it to prove the secret");
   std::array<unsigned char, 32> bytes{};
   randombytes_buf(bytes.data(), bytes.size());
   return to_hex(bytes);

@@ -31,7 +31,7 @@ class Secret {
 };
 
 // Returns the value of GPTRAIN_SECRET, or the content of the file named by GPTRAIN_SECRET_FILE, which only its owner
-// may be able to read; an empty secret if neither is set. THROWS Error(device) if it has fewer than 16 characters or
+// may be able to read; an empty secret if neither is set. THROWS Error(usage) if it has fewer than 16 characters or
 // the file cannot be used.
 Secret find_secret(const Environment& environment);
 Secret find_secret();  // reads this process's environment

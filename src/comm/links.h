@@ -42,8 +42,8 @@ class MpiLinks : public Links {
   virtual std::string share(const std::string& text) = 0;
 };
 
-// Starts MPI. `yielding`: waiting yields the core at once. THROWS Error(device) if this build has no MPI or MPI's
-// number of ranks is not the launcher's.
+// Starts MPI. `yielding`: waiting yields the core at once. THROWS Error(machine) if this build has no MPI,
+// Error(device) if MPI's number of ranks is not the launcher's.
 std::unique_ptr<MpiLinks> start_mpi(const Launch& launch, bool yielding);
 
 }  // namespace gptrain::comm

@@ -42,7 +42,7 @@ class Session {
     int provided = MPI_THREAD_SINGLE;
     check_mpi(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided), "MPI_Init_thread");
     if (provided < MPI_THREAD_MULTIPLE)
-      throw Error(ExitCode::device, "this MPI cannot be called from several threads (MPI_THREAD_MULTIPLE)");
+      throw Error(ExitCode::machine, "this MPI cannot be called from several threads (MPI_THREAD_MULTIPLE)");
     MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   }
   ~Session() {

@@ -349,8 +349,8 @@ std::string listening_address(const Launch& launch, const ListenOptions& listen_
   if (listen_options.interface != "auto") {
     const std::vector<std::string> addresses = addresses_of_interface(listen_options.interface);
     if (addresses.empty())
-      throw Error(ExitCode::device, "comm.interface = \"{}\": {} has no interface or address of that name",
-                  listen_options.interface, launch.host);
+      throw Error(ExitCode::usage, "comm.interface = \"{}\": {} has no interface or address of that name: it has {}",
+                  listen_options.interface, launch.host, listed(interface_names(), ", "));
     return addresses.front();
   }
   for (const std::string& master : launch.master_addresses) {

@@ -55,7 +55,7 @@ struct ListenOptions {
 
 // Returns the numeric address to listen at. Empty: all interfaces, because MPI tells the addresses, because none of
 // launch.master_addresses resolves, or because rank 0's own host name resolves to the loopback, which other hosts
-// cannot reach. THROWS Error(device) if the interface does not exist.
+// cannot reach. THROWS Error(usage) if the interface does not exist.
 std::string listening_address(const Launch& launch, const ListenOptions& listen_options);
 
 // Returns rank 0's listener, at launch.master_port; port 0: any free port. Called by rank 0 alone, before

@@ -12,6 +12,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <set>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -230,6 +231,12 @@ std::vector<std::string> addresses_of_interface(const std::string& name_or_addre
   for (const InterfaceAddress& entry : all_interface_addresses())
     if (entry.interface == name_or_address || entry.address == name_or_address) addresses.push_back(entry.address);
   return addresses;
+}
+
+std::vector<std::string> interface_names() {
+  std::set<std::string> names;
+  for (const InterfaceAddress& entry : all_interface_addresses()) names.insert(entry.interface);
+  return {names.begin(), names.end()};
 }
 
 std::vector<std::string> interface_addresses() {

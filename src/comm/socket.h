@@ -57,6 +57,9 @@ std::string address_towards(const std::string& host);
 // there is no such interface.
 std::vector<std::string> addresses_of_interface(const std::string& name_or_address);
 
+// Returns the names of this machine's interfaces that are up, each once.
+std::vector<std::string> interface_names();
+
 // Returns the numeric addresses of this machine's interfaces without the loopback.
 std::vector<std::string> interface_addresses();
 

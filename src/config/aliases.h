@@ -11,12 +11,15 @@ namespace gptrain::inline config {
 
 struct Aliases {
   std::string ours;  // our name, as a fault proposes it: "optimizer.lr", `precision.compute = "fp16"`, "cuda"
-  std::vector<std::string> names;  // other trainers' names in lower case, with _ for -
+  // Other trainers' names in lower case, with _ for -; * stands for any letters.
+  std::vector<std::string> names;
 };
 
 std::span<const Aliases> key_aliases();
 std::span<const Aliases> section_aliases();
 std::span<const Aliases> word_aliases();
+// Keys without a counterpart, under the text of their refusal.
+std::span<const Aliases> absent_keys();
 
 // Returns our key for "section.key" of another trainer ("optimizer.learning_rate"; `section` may be empty), found by
 // the key alone or by both ("checkpoint.interval" matches checkpoint_interval). Ignores case and takes - as _. Empty if

@@ -24,11 +24,15 @@ namespace {
 
 constexpr size_t longest_misspelling = 100;
 
-// Returns true if `word` may be the beginning of `other`, or a misspelling of it: a third of the letters are wrong, or
-// two of a word of five letters.
+// Returns true if `word` may be the beginning of `other`, or a misspelling of it: a fifth of the letters are wrong, two
+// change places, or one of few is missing.
 bool may_mean(std::string_view word, std::string_view other) {
   const auto letters = static_cast<int64_t>(word.size());
-  return letters > 1 && word_distance(word, other) <= (letters < 5 ? letters / 3 : std::max<int64_t>(2, letters / 3));
+  const int64_t wrong = word_distance(word, other);
+  if (letters < 2 || wrong == 0) return letters > 1;
+  if (letters < 5) return wrong == 1 && other.size() > word.size() && letters > 2;
+  const bool is_shuffled = std::is_permutation(word.begin(), word.end(), other.begin(), other.end());
+  return wrong <= std::max<int64_t>(is_shuffled ? 2 : 1, letters / 5);
 }
 
 // Returns the field that "section.key" probably means: another trainer's name for it, else the most similar path. A
@@ -54,7 +58,8 @@ void add_unknown_key(const std::string& path, const std::string& section, const 
   if (faults.is_full()) return faults.add(path, "", "", "");
   const std::string last = key.substr(key.rfind('.') + 1);
   const bool is_short = key.size() <= longest_misspelling;
-  if (const std::string why = is_short ? key_absent(section, last) : ""; !why.empty())
+  const bool has_other_name = is_short && !key_meant(section, last).empty();
+  if (const std::string why = is_short && !has_other_name ? key_absent(section, last) : ""; !why.empty())
     return faults.add(path, show_value(value), "unknown key; " + why, "");
   const std::string nearest = nearest_path(section, key);
   faults.add(

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <fmt/format.h>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -16,6 +17,16 @@ template <typename... Args>
   throw Error(ExitCode::data, "{}, byte {}: {}", file.path().native(), byte,
               fmt::format(format, std::forward<Args>(args)...));
 }
+
+// A token that no vocabulary, or not the model's, holds.
+class BadToken : public Error {
+ public:
+  BadToken(int64_t position, const std::string& message) : Error(ExitCode::data, message), position_(position) {}
+  int64_t position() const { return position_; }  // place among the file's tokens
+
+ private:
+  int64_t position_;
+};
 
 // A block of tokens that does not have its checksum, so that none of its samples can be read.
 class BadChecksum : public Error {

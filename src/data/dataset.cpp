@@ -168,10 +168,15 @@ struct Dataset::Impl {
   }
 
   // Tells where an unreadable sample lies, and how a run continues without it, or without the checksum of its block.
+  // Documents have the numbers by which `data inspect` shows them.
   std::string unread(const Error& why, int64_t place, const SampleLocation& location) const {
-    const auto [file, tokens] = sets[location.source].position_of(location.index);
-    std::string text = fmt::format("{}; sample {} of the order, in document {} of {}", why.what(), place,
-                                   file.document_of(tokens.first), sources[location.source].path);
+    const TokenSet& set = sets[location.source];
+    const auto [file, tokens] = set.position_of(location.index);
+    const auto* const bad = dynamic_cast<const BadToken*>(&why);
+    std::string text = fmt::format("{}; sample {} of the order, {} {} of {}", why.what(), place,
+                                   bad != nullptr ? "in document" : "which begins in document",
+                                   set.document_of(file, bad != nullptr ? bad->position() : tokens.first),
+                                   sources[location.source].path);
     if (dynamic_cast<const BadChecksum*>(&why) != nullptr) {
       text += "; restore the file or pack it again, or set data.checksums = false to train on it as it is";
     } else if (shuffled) {

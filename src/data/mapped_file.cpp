@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/file_error.h"
 
 namespace gptrain::inline data {
 
@@ -32,7 +33,7 @@ namespace {
 struct FileDescriptor {
   // O_NONBLOCK: opening a pipe must not wait for a writer; it has no effect on files.
   explicit FileDescriptor(const std::filesystem::path& path)
-      : number(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
+      : number(call_with_tries([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK); })) {}
   ~FileDescriptor() {
     if (number >= 0) ::close(number);
   }
@@ -72,9 +73,8 @@ void* read_whole(int file, size_t length, const std::filesystem::path& path) {
   void* const memory = ::mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) return memory;
   for (size_t done = 0; done < length;) {
-    const ssize_t bytes =
-        ::pread(file, static_cast<std::byte*>(memory) + done, length - done, static_cast<off_t>(done));
-    if (bytes < 0 && errno == EINTR) continue;
+    const ssize_t bytes = call_with_tries(
+        [&] { return ::pread(file, static_cast<std::byte*>(memory) + done, length - done, static_cast<off_t>(done)); });
     if (bytes <= 0) {
       const int error = bytes < 0 ? errno : EIO;
       ::munmap(memory, length);

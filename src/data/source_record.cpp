@@ -20,37 +20,57 @@ constexpr std::array<std::string_view, 4> covered_texts = {"of its blocks",
                                                            "of its index and its first, middle and last MiB",
                                                            "of its index", "of its first, middle and last MiB alone"};
 
+std::string crc_digits(uint32_t checksum) { return fmt::format("{:08x}", checksum); }
+
+// Returns none unless the text is eight hexadecimal digits.
+std::optional<uint32_t> parse_crc(const std::string& digits) {
+  uint32_t checksum = 0;
+  std::from_chars(digits.data(), digits.data() + digits.size(), checksum, 16);
+  return crc_digits(checksum) == digits ? std::optional(checksum) : std::nullopt;
+}
+
 }  // namespace
 
 nlohmann::ordered_json source_record_json(const SourceRecord& record) {
-  return {{"path", record.path},
-          {"tokens", record.tokens},
-          {"samples", record.samples},
-          {"covered", covered_names[static_cast<size_t>(record.covered)]},
-          {"crc32c", fmt::format("{:08x}", record.checksum)}};
+  nlohmann::ordered_json object = {{"path", record.path},
+                                   {"tokens", record.tokens},
+                                   {"samples", record.samples},
+                                   {"covered", covered_names[static_cast<size_t>(record.covered)]},
+                                   {"crc32c", crc_digits(record.checksum)}};
+  if (record.documents) object["documents_crc32c"] = crc_digits(*record.documents);
+  return object;
 }
 
 SourceRecord parse_source_record(const json& object) {
-  const std::string covered = object.at("covered"), digits = object.at("crc32c");
+  const std::string covered = object.at("covered");
   SourceRecord record{.path = object.at("path"), .tokens = object.at("tokens"), .samples = object.at("samples")};
   const auto* const name = std::find(covered_names.begin(), covered_names.end(), covered);
-  std::from_chars(digits.data(), digits.data() + digits.size(), record.checksum, 16);
-  if (name == covered_names.end() || record.tokens < 1 || record.samples < 1 ||
-      fmt::format("{:08x}", record.checksum) != digits)
+  const std::optional<uint32_t> checksum = parse_crc(object.at("crc32c"));
+  const bool tells_documents = object.contains("documents_crc32c");
+  if (tells_documents) record.documents = parse_crc(object["documents_crc32c"]);
+  if (name == covered_names.end() || record.tokens < 1 || record.samples < 1 || !checksum ||
+      record.documents.has_value() != tells_documents)
     throw json::other_error::create(508, "a source of its data is not described as one", nullptr);
+  record.checksum = *checksum;
   record.covered = static_cast<SourceRecord::Covered>(name - covered_names.begin());
   return record;
 }
 
-bool is_same_source(const SourceRecord& before, const SourceRecord& now) {
+bool has_same_tokens(const SourceRecord& before, const SourceRecord& now) {
   if (before.tokens != now.tokens || before.samples != now.samples) return false;
   return before.covered != now.covered || before.checksum == now.checksum;
 }
 
+bool is_same_source(const SourceRecord& before, const SourceRecord& now) {
+  return has_same_tokens(before, now) && (!before.documents || !now.documents || *before.documents == *now.documents);
+}
+
 std::string describe_source(const SourceRecord& record) {
-  return fmt::format("{}: {} in {}, checksum {:08x} {}", printable(record.path), format_counted(record.tokens, "token"),
-                     format_counted(record.samples, "sample"), record.checksum,
-                     covered_texts[static_cast<size_t>(record.covered)]);
+  const std::string documents =
+      record.documents ? fmt::format(" and {} of its index", crc_digits(*record.documents)) : "";
+  return fmt::format("{}: {} in {}, checksum {} {}{}", printable(record.path), format_counted(record.tokens, "token"),
+                     format_counted(record.samples, "sample"), crc_digits(record.checksum),
+                     covered_texts[static_cast<size_t>(record.covered)], documents);
 }
 
 ChangedEpoch changed_epoch(int64_t given, int64_t samples_before, int64_t samples_now) {

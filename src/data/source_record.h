@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,13 +21,19 @@ struct SourceRecord {
   int64_t samples = 0;  // per epoch
   Covered covered = Covered::blocks;
   uint32_t checksum = 0;
+  // Checksum of PREFIX.idx, which says where documents begin, beside checksums of blocks; none in older checkpoints,
+  // and where `checksum` covers it.
+  std::optional<uint32_t> documents = {};
 };
 
-// {"path", "tokens", "samples", "covered", "crc32c"}. The reader throws nlohmann::json::exception for anything else.
+// {"path", "tokens", "samples", "covered", "crc32c", "documents_crc32c" where known}. The reader throws
+// nlohmann::json::exception for anything else.
 nlohmann::ordered_json source_record_json(const SourceRecord& record);
 SourceRecord parse_source_record(const nlohmann::json& object);
 
 // Returns true if both describe the same tokens, whatever the paths. Does not compare checksums of different kinds.
+bool has_same_tokens(const SourceRecord& before, const SourceRecord& now);
+// Returns true if the documents are the same, too, as far as both records tell.
 bool is_same_source(const SourceRecord& before, const SourceRecord& now);
 // "d/train: 96,659 tokens in 755 samples, checksum 01234567 of its blocks"
 std::string describe_source(const SourceRecord& record);

@@ -230,6 +230,9 @@ SourceRecord TokenFile::identity() const {
   SourceRecord record{.tokens = num_tokens()};
   if (meta_) {
     record.checksum = crc32c(meta_->blocks.data(), meta_->blocks.size() * sizeof(uint32_t));
+    if (!index_) return record;
+    record.documents = crc32c(index_->data(), static_cast<size_t>(index_->size_bytes()));
+    index_->check();
     return record;
   }
   record.covered = SourceRecord::Covered::ends;
@@ -273,9 +276,11 @@ void TokenFile::read_as(Range range, int64_t vocab_size, int32_t* out) const {
   if (largest < vocab_size && largest <= uint32_t{std::numeric_limits<int32_t>::max()}) return;
   const T* bad = std::find_if(first, first + range.count, [&](T token) { return token < 0 || token >= vocab_size; });
   const int64_t position = range.first + (bad - first);
-  damaged(tokens_, first_byte_ + position * static_cast<int64_t>(sizeof(T)),
-          "token {} at position {} is outside the vocabulary of {} (model.vocab_size must be above every token)", *bad,
-          position, vocab_size);
+  throw BadToken(position,
+                 fmt::format("{}, byte {}: token {} at position {} is outside the vocabulary of {} (model.vocab_size "
+                             "must be above every token)",
+                             tokens_.path().native(), first_byte_ + position * static_cast<int64_t>(sizeof(T)), *bad,
+                             position, vocab_size));
 }
 
 std::string_view stored_type(const TokenFile& file) {

@@ -253,6 +253,15 @@ int64_t TokenSet::num_documents() const {
   return documents;
 }
 
+int64_t TokenSet::document_of(const TokenFile& file, int64_t token) const {
+  int64_t before = 0;
+  for (const TokenFile& earlier : files_) {
+    if (&earlier == &file) break;
+    before += earlier.num_documents();
+  }
+  return before + file.document_of(token);
+}
+
 SourceRecord TokenSet::identity() const {
   SourceRecord record = files_.front().identity();
   for (size_t i = 1; i < files_.size(); ++i) {
@@ -260,6 +269,10 @@ SourceRecord TokenSet::identity() const {
     record.tokens += next.tokens;
     record.covered = std::max(record.covered, next.covered);
     record.checksum = crc32c(&next.checksum, sizeof next.checksum, record.checksum);
+    if (record.documents && next.documents)
+      record.documents = crc32c(&*next.documents, sizeof *next.documents, *record.documents);
+    else
+      record.documents.reset();
   }
   return record;
 }

@@ -51,6 +51,8 @@ class TokenSet {
   };
   // REQUIRES: 0 <= sample < num_samples(). Does not allocate.
   FilePosition position_of(int64_t sample) const;
+  // Returns the number, among the documents of all files, of the one that holds a token of one of files().
+  int64_t document_of(const TokenFile& file, int64_t token) const;
 
  private:
   int64_t sequence_length_;

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/file_error.h"
 #include "data/token_file.h"
 #include "data/token_meta.h"
 #include "data/token_paths.h"
@@ -40,7 +41,7 @@ class TokenOutput {
  public:
   explicit TokenOutput(std::filesystem::path path)
       : path_(std::move(path)), temporary_(path_.native() + fmt::format(".tmp-{}", ::getpid())) {
-    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    file_ = call_with_tries([&] { return ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); });
     if (file_ < 0) throw_write_error(path_);
     buffer_.reserve(buffer_bytes);
   }
@@ -91,9 +92,10 @@ class TokenOutput {
   void flush() {
     checksums_.add(buffer_.data(), buffer_.size());
     for (size_t done = 0; done < buffer_.size();) {
-      const ssize_t written = ::write(file_, buffer_.data() + done, buffer_.size() - done);
-      if (written < 0 && errno != EINTR) throw_write_error(path_);
-      if (written > 0) done += static_cast<size_t>(written);
+      const ssize_t written =
+          call_with_tries([&] { return ::write(file_, buffer_.data() + done, buffer_.size() - done); });
+      if (written < 0) throw_write_error(path_);
+      done += static_cast<size_t>(written);
     }
     buffer_.clear();
   }

@@ -4,6 +4,7 @@
 #include <exception>
 #include <fmt/format.h>
 #include <numeric>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -30,6 +31,30 @@ double seconds_between(Clock::time_point start, Clock::time_point end) {
   return std::chrono::duration<double>(end - start).count();
 }
 double seconds_since(Clock::time_point start) { return seconds_between(start, Clock::now()); }
+
+// Returns the warning that names those of a run's checkpoints that are no longer there, or whose newest cannot be read;
+// empty if none is missing.
+std::string missing_text(const std::vector<CheckpointInfo>& known) {
+  std::string text;
+  for (const CheckpointInfo& info : known) {
+    std::error_code unknown;
+    const fs::file_status status = fs::status(info.path / manifest_name, unknown);
+    const bool is_gone = status.type() == fs::file_type::not_found;
+    if (!is_gone && (&info != &known.back() || is_sound_checkpoint(info.path))) continue;
+    text += fmt::format("{}{} was {} while the run lasted", text.empty() ? "" : "; ", info.path.string(),
+                        is_gone ? "removed" : "damaged");
+  }
+  return text;
+}
+
+// Returns the checkpoints of a run's folder; none if it cannot be read.
+std::vector<CheckpointInfo> found_checkpoints(const fs::path& out) {
+  try {
+    return list_checkpoints(out);
+  } catch (const Error&) {
+    return {};
+  }
+}
 
 int64_t elements_of(const std::vector<StateSlice>& state) {
   int64_t elements = 0;
@@ -103,6 +128,7 @@ void Checkpointing::start_from_weights(const fs::path& checkpoint) {
   print_out("with the weights of {} (step {} of its run)\n", checkpoint.string(),
             read_manifest(checkpoint).progress.step);
   for (const std::string& change : changes) print_out("  {}\n", change);
+  if (const std::string warning = rise_warning(checkpoint); !warning.empty()) print_err("warning: {}\n", warning);
   const std::optional<TokenizerRecord> before = read_tokenizer(checkpoint);
   if (before && data_.tokenizer && before->sha256 != data_.tokenizer->sha256)
     print_err("warning: the data have another tokenizer than {}\n", checkpoint.string());
@@ -111,13 +137,14 @@ void Checkpointing::start_from_weights(const fs::path& checkpoint) {
               before->is_bytes() ? "bytes" : (checkpoint / tokenizer_name).string());
 }
 
-void Checkpointing::set_later_aside(int64_t step) const {
+void Checkpointing::set_later_aside(int64_t step) {
   for (const std::string& name : set_aside_later_checkpoints(folder_.out(), step))
     print_out("later checkpoint set aside: {}\n", name);
+  known_ = found_checkpoints(folder_.out());
 }
 
 std::optional<RunProgress> Checkpointing::go_back(int64_t step) {
-  finish_writing_or_move();
+  finish_writing_or_stop();
   std::vector<CheckpointInfo> found;
   agree_on(context_.all(), context_.world, [&] {
     if (context_.leads()) found = list_checkpoints(folder_.out());
@@ -185,7 +212,7 @@ void Checkpointing::step_is_over(const RunProgress& progress, bool doubtful, boo
   const auto began = Clock::now();
   if (writing_) {
     const int64_t before = writing_->save.manifest.progress.step;
-    finish_writing_or_move();
+    if (!finish_writing_or_stop()) return;
     if (context_.leads())
       print_out("the checkpoint of step {} waited {} for that of step {}, which was still being written\n",
                 progress.step, format_duration(seconds_since(began)), before);
@@ -199,7 +226,13 @@ void Checkpointing::save_if_due(const RunProgress& progress) {
     writing_ = std::move(copied_);
     work_->start([this] { write(*writing_, group_.get()); });
   } else if (work_ == nullptr && save_due_ && !doubtful_) {
-    save_now(progress);
+    try {
+      save_now(progress);
+    } catch (const PeerGone&) {
+      throw;
+    } catch (const Error& error) {
+      note_failure(progress.step, error);
+    }
   }
 }
 
@@ -215,6 +248,7 @@ Checkpointing::Writing Checkpointing::begin_writing(const RunProgress& progress,
   return {.save = std::move(save),
           // A doubtful state removes no good checkpoint.
           .retains = !doubtful_ && progress.skipped_in_a_row == 0,
+          .known = folder_.fault().empty() ? known_ : std::vector<CheckpointInfo>(),
           .began = began};
 }
 
@@ -222,7 +256,13 @@ void Checkpointing::write(Writing& writing, Communicator* all) const {
   // No checkpoint is ever ahead of its metrics.
   write_state(writing.save, all, context_.world, [&] { writing.metrics_fault = reporter_.sync_metrics(); });
   writing.durable_seconds = seconds_since(writing.began);
-  if (writing.retains && context_.leads()) writing.warning = remove_others(writing.save.out);
+  if (!context_.leads()) return;
+  writing.warning = missing_text(writing.known);
+  if (writing.retains) {
+    const std::string kept = remove_others(writing.save.out);
+    writing.warning += (writing.warning.empty() || kept.empty() ? "" : "; ") + kept;
+  }
+  writing.known = found_checkpoints(writing.save.out);
 }
 
 void Checkpointing::save_now(const RunProgress& progress) {
@@ -255,6 +295,7 @@ void Checkpointing::finish_writing() {
 }
 
 void Checkpointing::note_end(const Writing& writing) {
+  known_ = writing.known;
   if (!writing.metrics_fault.empty()) folder_.fail(writing.metrics_fault);
   reporter_.note_durable(writing.durable_seconds);
   if (!context_.leads()) return;
@@ -263,31 +304,46 @@ void Checkpointing::note_end(const Writing& writing) {
   if (!writing.warning.empty()) print_err("warning: {}\n", writing.warning);
 }
 
-void Checkpointing::finish_writing_or_move() {
+bool Checkpointing::finish_writing_or_stop() {
+  const int64_t step = writing_ ? writing_->save.manifest.progress.step : 0;
   try {
     finish_writing();
+    return true;
   } catch (const PeerGone&) {
     throw;
-  } catch (const Error&) {
-    folder_.look();
-    if (broadcast_text(context_.all(), folder_.fault(), 0).empty()) throw;
+  } catch (const Error& error) {
+    note_failure(step, error);
+    return false;
   }
+}
+
+std::string Checkpointing::failure_text(int64_t step, const Error& error) const {
+  return fmt::format("run.out = {}: the checkpoint of step {} could not be saved: {}", context_.config.run.out, step,
+                     error.what());
+}
+
+void Checkpointing::note_failure(int64_t step, const Error& error) {
+  if (!context_.leads()) return;
+  folder_.look();  // A lost folder is the cause, and the clearer fault.
+  folder_.fail(failure_text(step, error));
 }
 
 // If the folder cannot be written any more, the state is saved elsewhere, and the run ends with an error.
 void Checkpointing::save_at_end(const RunProgress& progress) {
+  finish_writing_or_stop();
   for (bool saved = false; !saved;) {
     try {
-      finish_writing_or_move();
       save_now(progress);
       saved = true;
     } catch (const PeerGone&) {
       throw;
     } catch (const Error& error) {
-      if (!broadcast_text(context_.all(), folder_.has_other_place() ? "yes" : "", 0).empty()) continue;
-      if (folder_.fault().empty()) throw;
-      throw Error(ExitCode::checkpoint, "{}; the state after step {} cannot be saved: {}", folder_.fault(),
-                  progress.step, error.what());
+      const std::string before = folder_.fault();
+      const bool goes_on = context_.leads() && folder_.has_other_place(failure_text(progress.step, error));
+      if (!broadcast_text(context_.all(), goes_on ? "yes" : "", 0).empty()) continue;
+      if (before.empty()) throw;
+      throw Error(ExitCode::checkpoint, "{}; the state after step {} cannot be saved: {}", before, progress.step,
+                  error.what());
     }
   }
   folder_.record([&] { reporter_.write_page(); });

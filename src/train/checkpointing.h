@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "base/error.h"
+#include "checkpoint/checkpoint.h"
 #include "comm/communicator.h"
 #include "step/training_step.h"
 #include "train/background_work.h"
@@ -30,7 +32,8 @@ namespace gptrain::inline train {
 // the run ends, the StateSave refers to the state itself, and the rank's thread does the work at once.
 //
 // A save that fails beside the steps fails on all ranks, but they notice at different times. A rank that notices asks
-// for a stop (has_failed). The error is thrown at a point that all ranks reach: before the next save, or at the end.
+// for a stop (has_failed). The error becomes a fault of the run's folder at a point that all ranks reach: before the
+// next save, or at the end.
 class Checkpointing {
  public:
   // Facts about the data that every manifest records.
@@ -46,7 +49,7 @@ class Checkpointing {
   RunProgress start(const std::optional<std::filesystem::path>& checkpoint,
                     const std::optional<std::filesystem::path>& weights);
   // Renames the checkpoints of the folder that are later than `step`. Not collective; call on rank 0.
-  void set_later_aside(int64_t step) const;
+  void set_later_aside(int64_t step);
 
   // Returns true if a checkpoint waits to be saved after `step`, if checkpoint.every_steps asks for one, or if it is
   // time to ask rank 0 whether checkpoint.every_seconds does. Not collective.
@@ -55,10 +58,12 @@ class Checkpointing {
   // previous one and copies the state. A step that leaves the state `doubtful` puts the checkpoint off to a later step;
   // after the `last` step of this call, save_at_end saves it.
   void step_is_over(const RunProgress& progress, bool doubtful, bool last);
-  // Saves the checkpoint if one is due, or starts to write it beside the steps.
+  // Saves the checkpoint if one is due, or starts to write it beside the steps. A save that fails is a fault of the
+  // run's folder: the run stops, and save_at_end saves the state.
   void save_if_due(const RunProgress& progress);
   // Waits for the save in progress, saves the state at the end of the run, finished or stopped, and writes the report
-  // page. THROWS Error(checkpoint) also if the run's folder is lost; the message says where the state is saved.
+  // page. If a save fails, tries the next place (FolderWatch). THROWS Error(checkpoint) also if the run's folder is
+  // lost or a save has failed; the message says where the state is saved.
   void save_at_end(const RunProgress& progress);
   // Loads the newest checkpoint from before `step`: one of the run's folder, or else the one that the run resumed from.
   // Waits for the save in progress and renames later checkpoints. Returns the progress of the loaded checkpoint; none,
@@ -80,11 +85,12 @@ class Checkpointing {
   // A save, from its start until the rank's thread has handled its end.
   struct Writing {
     StateSave save;
-    bool retains = false;  // removes older checkpoints at its end
+    bool retains = false;               // removes older checkpoints at its end
+    std::vector<CheckpointInfo> known;  // on rank 0: those that should be there; after the work, those that are
     Clock::time_point began;
     // Results of the work.
     double durable_seconds = 0;      // from `began` until durable
-    std::string warning = {};        // about checkpoints that could not be removed; else empty
+    std::string warning = {};        // about checkpoints that are gone, or could not be removed; else empty
     std::string metrics_fault = {};  // reason why metrics were not synced; else empty
   };
 
@@ -99,9 +105,13 @@ class Checkpointing {
   void save_now(const RunProgress& progress);
   // Waits for the save in progress and handles its end. Rethrows its error.
   void finish_writing();
-  // Does the same, but drops the error if the run's folder is lost: later states go to another place, and save_at_end
-  // says so.
-  void finish_writing_or_move();
+  // Does the same, but records an error as a fault of the run's folder, so that the run stops. Returns false if the
+  // save has failed.
+  bool finish_writing_or_stop();
+  // Returns the text that says that the checkpoint of `step` could not be saved.
+  std::string failure_text(int64_t step, const Error& error) const;
+  // Records on rank 0 that it could not be saved, as a fault of the run's folder.
+  void note_failure(int64_t step, const Error& error);
   void note_end(const Writing& writing);
   // Returns true if a checkpoint is due after `step` by the clock of rank 0, which also tells all ranks when to ask
   // again: after half of the seconds left, so that few steps wait for rank 0.
@@ -116,8 +126,9 @@ class Checkpointing {
   Reporter& reporter_;
   const DataFacts data_;
   std::optional<std::filesystem::path> started_from_;
-  int64_t started_step_ = 0;  // step of started_from_
-  int64_t saved_step_ = -1;   // newest step saved or being written; -1: none
+  int64_t started_step_ = 0;           // step of started_from_
+  int64_t saved_step_ = -1;            // newest step saved or being written; -1: none
+  std::vector<CheckpointInfo> known_;  // on rank 0: the checkpoints that should be in the folder
   bool save_due_ = false;
   bool doubtful_ = false;   // the state after the last step may be damaged
   int64_t next_look_ = -1;  // the step after which all ranks ask rank 0; -1: not before the first step

@@ -37,7 +37,7 @@ FolderLock::FolderLock(const fs::path& out) : out_(out), path_(out / ".lock") {
     made = !fault;
     if (made) fault = lock();
     if (!fault) {
-      folder_ = open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+      folder_ = call_with_tries([&] { return open(out.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
       return;
     }
     if (fault == std::errc::operation_would_block)
@@ -68,14 +68,13 @@ std::error_code FolderLock::lock() {
   for (;;) {
     remove_lost_link(path_);
     made_lock_ = true;
-    descriptor_ = open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    descriptor_ = call_with_tries([&] { return open(path_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666); });
     if (descriptor_ < 0 && errno == EEXIST) {
       made_lock_ = false;
-      descriptor_ = open(path_.c_str(), O_RDWR | O_CLOEXEC);
+      descriptor_ = call_with_tries([&] { return open(path_.c_str(), O_RDWR | O_CLOEXEC); });
       // Another user of the group may have made it; the right to read is enough for flock.
       if (descriptor_ < 0 && errno == EACCES) descriptor_ = open(path_.c_str(), O_RDONLY | O_CLOEXEC);
     }
-    if (descriptor_ < 0 && errno == EINTR) continue;
     if (descriptor_ < 0) return fault();
     const std::error_code why = lock_file(descriptor_);
     is_protected_ = why != std::errc::not_supported;
@@ -221,7 +220,15 @@ fs::path FolderWatch::place_to_save() {
   return places_.front();
 }
 
-bool FolderWatch::has_other_place() {
+bool FolderWatch::has_other_place(const std::string& fault) {
+  fail(fault);
+  if (places_.empty() && lock_ != nullptr) places_ = lock_->places_to_save();
+  if (places_.empty()) return false;
+  if (lock_ != nullptr && places_.front() != lock_->out()) {
+    std::error_code not_empty;
+    fs::remove(checkpoints_folder(places_.front()), not_empty);
+    fs::remove(places_.front(), not_empty);
+  }
   if (places_.size() < 2) return false;
   places_.erase(places_.begin());
   return true;

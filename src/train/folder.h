@@ -91,9 +91,10 @@ class FolderWatch {
   // Returns the folder for checkpoints: `out` unless it is lost, or saving there has failed (has_other_place). Call on
   // the rank that writes.
   std::filesystem::path place_to_save();
-  // Drops the place that place_to_save gave, at which saving has failed. Returns true if place_to_save now gives
-  // another one, false if none is left or there is no fault. Call on the rank that writes.
-  bool has_other_place();
+  // Records a fault, and drops the place that place_to_save gave, at which saving has failed, with its folder if that
+  // is new and empty. Returns true if place_to_save now gives another one, false if none is left. Call on the rank that
+  // writes.
+  bool has_other_place(const std::string& fault);
 
  private:
   std::filesystem::path out_;

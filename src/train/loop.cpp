@@ -198,7 +198,9 @@ void TrainingLoop::warn_of_no_checkpoints(double step_seconds) {
 }
 
 void TrainingLoop::count(const StepResult& result) {
-  progress_.loss = result.skipped ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(result.loss);
+  // A step that only lowers the loss scale leaves the state as it was, and the loss known for it.
+  if (!result.lowered_loss_scale())
+    progress_.loss = result.skipped ? std::numeric_limits<double>::quiet_NaN() : static_cast<double>(result.loss);
   loss_scale_ = step_->loss_scale();
   progress_.step += 1;
   progress_.samples += context_.config.batch.global;

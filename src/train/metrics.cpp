@@ -165,6 +165,9 @@ struct MetricsWriter::Impl {
       : out(folder),
         records(std::make_unique<OutputFile>(prepare(folder, resume_step, warning) / metrics_file_name,
                                              OutputFile::Mode::append)),
+        samples(fs::exists(folder / samples_file_name)
+                    ? std::make_unique<OutputFile>(folder / samples_file_name, OutputFile::Mode::append)
+                    : nullptr),
         tensorboard(std::make_unique<TensorBoardWriter>(folder / tensor_board_folder, resume_step)),
         last_step(resume_step) {}
 
@@ -217,6 +220,7 @@ struct MetricsWriter::Impl {
   std::string warning;
   // Never null; replaced if somebody has removed the file.
   std::unique_ptr<OutputFile> records;
+  std::unique_ptr<OutputFile> samples;  // as `records`; null while there is none
   std::unique_ptr<TensorBoardWriter> tensorboard;
   int64_t last_step;  // step of the last record
   std::string line;
@@ -268,15 +272,17 @@ void MetricsWriter::write_step(const StepMetrics& metrics) {
 void MetricsWriter::sync() const { impl_->records->sync(); }
 
 bool MetricsWriter::is_gone() const {
-  return !impl_->records->is_in_place() || !impl_->tensorboard->file().is_in_place();
+  return !impl_->records->is_in_place() || (impl_->samples && !impl_->samples->is_in_place()) ||
+         !impl_->tensorboard->file().is_in_place();
 }
 
 std::vector<fs::path> MetricsWriter::begin_again() {
   std::vector<fs::path> lost;
   // An old file is kept if the new one cannot be opened.
-  if (!impl_->records->is_in_place()) {
-    lost.push_back(impl_->records->path());
-    impl_->records = std::make_unique<OutputFile>(lost.back(), OutputFile::Mode::append);
+  for (auto* const file : {&impl_->records, &impl_->samples}) {
+    if (!*file || (*file)->is_in_place()) continue;
+    lost.push_back((*file)->path());
+    *file = std::make_unique<OutputFile>(lost.back(), OutputFile::Mode::append);
   }
   if (!impl_->tensorboard->file().is_in_place()) {
     lost.push_back(impl_->tensorboard->file().path());
@@ -311,8 +317,9 @@ void MetricsWriter::write_rollback(int64_t step, const RollbackMetrics& metrics)
 
 void MetricsWriter::write_sample(int64_t step, const std::string& prompt, const std::string& text) {
   const nlohmann::ordered_json record = {{"step", step}, {"prompt", prompt}, {"text", text}};
-  OutputFile file(impl_->out / samples_file_name, OutputFile::Mode::append);
-  file.write(json_text(record) + "\n");
+  if (!impl_->samples)
+    impl_->samples = std::make_unique<OutputFile>(impl_->out / samples_file_name, OutputFile::Mode::append);
+  impl_->samples->write(json_text(record) + "\n");
 }
 
 }  // namespace gptrain::train

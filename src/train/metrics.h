@@ -78,9 +78,11 @@ class MetricsWriter {
   void write_rollback(int64_t step, const RollbackMetrics& metrics);
   // Writes a text that the model generated after `step` to samples.jsonl.
   void write_sample(int64_t step, const std::string& prompt, const std::string& text);
-  // Returns true if the path of metrics.jsonl or of TensorBoard's file no longer leads to it.
+  // Returns true if the path of metrics.jsonl, samples.jsonl or TensorBoard's file no longer leads to it, or if the
+  // file lacks records.
   bool is_gone() const;
-  // Starts the files anew that are gone, and returns their paths. THROWS Error(usage) if it cannot.
+  // Starts the files anew that are gone, or goes on with those cut short, and returns their paths. THROWS Error(usage)
+  // if it cannot.
   std::vector<std::filesystem::path> begin_again();
   // Makes all records so far survive a crash of the machine. Call before a checkpoint is saved, so that no checkpoint
   // is ahead of its metrics. Any thread, beside other calls.

@@ -97,8 +97,10 @@ void Reporter::look_for_files() {
   folder_.look();
   if (!folder_.fault().empty()) return;
   for (const fs::path& path : metrics_->begin_again()) {
-    print_err("warning: {} was removed or replaced while the run wrote to it: a new one begins with the next step\n",
-              path.string());
+    print_err(
+        "warning: {} was removed, replaced or cut short while the run wrote to it: the next record begins it anew, or "
+        "goes on behind the rest\n",
+        path.string());
   }
   if (lost.empty()) return;
   describe_run();

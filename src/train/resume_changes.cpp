@@ -25,6 +25,21 @@ int64_t place_after(const StepConfig& config, const Manifest& manifest) {
          1;
 }
 
+// Refuses phases of the mixture that the checkpoint's run has passed without them: they would change nothing.
+void refuse_passed_phases(const ConfigChange& change, int64_t step) {
+  const std::vector<DataPhase>&before = change.saved.data.phases, &asked = change.asked.data.phases;
+  for (size_t i = 0; i < asked.size(); ++i) {
+    const auto is_same = [&](const DataPhase& phase) {
+      return phase.until_step == asked[i].until_step && phase.weights == asked[i].weights;
+    };
+    if (asked[i].until_step > step || std::any_of(before.begin(), before.end(), is_same)) continue;
+    throw Error(ExitCode::usage,
+                "data.phases[{}] ends at step {}, and the checkpoint is of step {}: a phase that is over changes "
+                "nothing; leave it out, or give it a later until_step",
+                i, asked[i].until_step, step);
+  }
+}
+
 // Returns the step, of those from `first` on, at which the rate is the largest; the first of several.
 int64_t step_of_largest_rate(const LrCourse& course, int64_t first) {
   int64_t highest = first;
@@ -46,8 +61,10 @@ std::vector<std::string> source_changes(const Manifest& manifest, const std::vec
     if (is_same_source(before, now[i])) continue;
     const int64_t given = data.report(manifest.progress.samples)[i].taken;
     const ChangedEpoch epoch = changed_epoch(given, before.samples, now[i].samples);
-    const std::string repeats = fmt::format("in this epoch about {} repeat and about {} are never seen",
-                                            format_counted(epoch.repeated, "sample"), epoch.missed);
+    const std::string repeats = has_same_tokens(before, now[i])
+                                    ? "the same tokens, with documents that begin elsewhere; no sample repeats"
+                                    : fmt::format("in this epoch about {} repeat and about {} are never seen",
+                                                  format_counted(epoch.repeated, "sample"), epoch.missed);
     lines.push_back(
         fmt::format("data.train[{}]: {} -> {}; {}", i, describe_source(before), describe_source(now[i]), repeats));
     refused += fmt::format("\ndata.train[{}] in the checkpoint: {}\ndata.train[{}] now: {}", i, describe_source(before),
@@ -67,6 +84,7 @@ std::vector<std::string> config_changes(const ConfigChange& change, const Manife
   const auto& [saved, asked] = change;
   std::vector<std::string> lines = resume_changes(change);
   const int64_t step = manifest.progress.step;
+  refuse_passed_phases(change, step);
   if (step >= asked.run.steps) return lines;
   const double planned = learning_rate(saved.lr_course(), std::min(step, saved.run.steps - 1)),
                now = learning_rate(asked.lr_course(), step);

@@ -50,7 +50,8 @@ auto with_other_to_resume(const Work& work) {
   try {
     return work();
   } catch (const Error& error) {
-    if (error.code() != ExitCode::checkpoint || *error.what() == '\0') throw;
+    const bool has_other = error.code() == ExitCode::checkpoint || error.code() == ExitCode::diverged;
+    if (!has_other || *error.what() == '\0') throw;
     throw Error(error.code(), "{} (--resume DIR goes on from the checkpoint DIR)", error.what());
   }
 }

@@ -1,5 +1,6 @@
 #include "train/samples.h"
 
+#include <fmt/format.h>
 #include <string>
 
 #include "base/error.h"
@@ -62,7 +63,15 @@ void Samples::run(const RunProgress& progress) {
   }
   const fs::path folder = sampling_folder(folder_.out());
   if (context_.leads()) remove_folder(folder);
-  save_weights(context_.config, step_, progress, context_.groups, context_.world, folder, tokenizer_.record);
+  try {
+    save_weights(context_.config, step_, progress, context_.groups, context_.world, folder, tokenizer_.record);
+  } catch (const PeerGone&) {
+    throw;
+  } catch (const Error& error) {
+    // The run stops, and its state is saved where that can still be done.
+    if (context_.leads()) folder_.fail(fmt::format("no sample after step {}: {}", progress.step, error.what()));
+    return;
+  }
   write_text(checkpoints_folder(folder) / step_folder_name(progress.step), progress.step);
   if (context_.leads()) remove_folder(folder);
 }

@@ -93,11 +93,16 @@ class Diverged(CliCase):
         self.assertAlmostEqual(manifests[0]["loss"], self.records()[3]["loss"])
         self.assertGreater(manifests[1]["loss"], 10)
         result = self.run_gptrain("checkpoint", "verify", "out")
-        self.assertIn("step-00000006: sound\n", result.out)
+        self.assertIn("step-00000006: its files are whole and its numbers finite\n", result.out)
         self.assertIn("the run had diverged; the last one before it rose: out/checkpoints/step-00000004 (loss ", result.err)
         self.assertNotIn("diverged", self.run_gptrain("checkpoint", "verify", self.checkpoint(4)).err)
         resumed = self.run_gptrain("train", config, "--resume", "latest", *overrides("optimizer.lr=10", "optimizer.clip_norm=0"))
         self.assertIn("warning: the loss of out/checkpoints/step-00000006 is ", resumed.err)
+        # Where no earlier checkpoint is left, a loss far above that of guesses tells it.
+        for step in (2, 4, 8):
+            shutil.rmtree(self.checkpoint(step), ignore_errors=True)
+        result = self.run_gptrain("checkpoint", "verify", "out")
+        self.assertIn("the run had diverged; a model that has learned nothing has a loss of 5.5491\n", result.err)
 
 
 class Signals(CliCase):
@@ -335,7 +340,7 @@ class Folders(CliCase):
         process.send_signal(signal.SIGTERM)
         _, error = process.communicate(timeout=TIMEOUT_SECONDS)
         self.assertEqual(process.returncode, REQUEUE, error)
-        self.assertIn("warning: out/metrics.jsonl was removed or replaced while the run wrote to it", error)
+        self.assertIn("warning: out/metrics.jsonl was removed, replaced or cut short while the run wrote to it", error)
         self.assertEqual(self.records()[-1]["step"], self.checkpoint_steps()[0])
 
     def test_other_files_removed(self):
@@ -350,7 +355,7 @@ class Folders(CliCase):
         _, error = process.communicate(timeout=TIMEOUT_SECONDS)
         self.assertEqual(process.returncode, REQUEUE, error)
         self.assertRegex(error, "warning: out/(config|run).json was removed while the run lasted, and is written again")
-        self.assertRegex(error, r"warning: out/tb/\S+ was removed or replaced while the run wrote to it")
+        self.assertRegex(error, r"warning: out/tb/\S+ was removed, replaced or cut short while the run wrote to it")
 
     def test_metrics_replaced_by_a_folder(self):
         process = self.start("train", self.write_run(), *ENDLESS)
@@ -360,6 +365,26 @@ class Folders(CliCase):
         _, error = process.communicate(timeout=TIMEOUT_SECONDS)
         self.assertEqual(process.returncode, CHECKPOINT, error)
         self.assertEqual(len(self.checkpoint_steps()), 1)
+
+    def test_checkpoints_that_are_no_folder(self):
+        config = self.write_run()
+        process = self.start("train", config, *ENDLESS)
+        self.wait_until(lambda: process.stdout.readline().startswith("step 3/"), process)
+        self.path("out/checkpoints").touch()
+        process.send_signal(signal.SIGTERM)
+        _, error = process.communicate(timeout=TIMEOUT_SECONDS)
+        self.assertEqual(process.returncode, CHECKPOINT, error)
+        [step] = self.checkpoint_steps("out.saved")
+        self.assertRegex(error, rf"gptrain: run\.out = out: the checkpoint of step {step} could not be saved: .*: Not a directory; the "
+                                rf"state after step {step} is saved in \S*out\.saved/checkpoints\n$")
+        self.train(config, "--resume", "latest", *overrides("run.out=out.saved", f"run.steps={step + 2}"))
+
+    def test_checkpoint_removed(self):
+        process = self.start("train", self.write_run(), *ENDLESS, *overrides("checkpoint.every_steps=300"))
+        self.wait_until(lambda: process.stdout.readline().startswith("checkpoint of step 300 saved"), process)
+        shutil.rmtree(self.checkpoint(300))
+        self.assertEqual(next(line for line in process.stderr if line.startswith("warning: ")),
+                         "warning: out/checkpoints/step-00000300 was removed while the run lasted\n")
 
     def test_lock_removed(self):
         config = self.write_run()

@@ -29,6 +29,7 @@ SECRET = "a secret of 32 bytes or so"
 HANG_SECONDS = 120
 COST_SECONDS = 1   # limit for all frames: extra processor time of the ranks, and extra duration of the run
 SLACK_SECONDS = 3  # further duration on a machine that is busy, also with the outsiders
+USAGE = 2
 DEVICE = 5
 SILENT = 300       # connections that are opened and say nothing
 
@@ -274,7 +275,7 @@ class Attack(unittest.TestCase):
             path.chmod(mode)
             process = self.start(0, 2, free_port(), config, **variables)
             _, errors = process.communicate(timeout=HANG_SECONDS)
-            self.assertEqual(process.returncode, DEVICE, errors)
+            self.assertEqual(process.returncode, USAGE, errors)
             self.assertIn(message, errors)
         ranks = [self.start(rank, 2, port, config, GPTRAIN_SECRET_FILE=str(path)) for port in [free_port()] for rank in (0, 1)]
         for rank in ranks:

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "base/error.h"
+#include "base/file_error.h"
 #include "base/output.h"
 #include "base/units.h"
 
@@ -52,7 +53,8 @@ const CompressionMagic* find_compression(std::string_view start) {
 }  // namespace
 
 ByteSource::ByteSource(std::filesystem::path path) : path_(std::move(path)), buffer_(buffer_bytes) {
-  file_ = path_ == "-" ? ::dup(STDIN_FILENO) : ::open(path_.c_str(), O_RDONLY | O_CLOEXEC);
+  file_ =
+      path_ == "-" ? ::dup(STDIN_FILENO) : call_with_tries([&] { return ::open(path_.c_str(), O_RDONLY | O_CLOEXEC); });
   if (file_ < 0) throw_unreadable(path_);
   fill();
   if (const CompressionMagic* const found = find_compression(available())) {
@@ -69,8 +71,7 @@ ByteSource::~ByteSource() {
 size_t ByteSource::read_file(char* out, size_t room) {
   size_t produced = 0;
   while (!at_end_ && produced < room) {
-    const ssize_t count = ::read(file_, out + produced, room - produced);
-    if (count < 0 && errno == EINTR) continue;
+    const ssize_t count = call_with_tries([&] { return ::read(file_, out + produced, room - produced); });
     if (count < 0) throw_unreadable(path_);
     at_end_ = count == 0;
     produced += static_cast<size_t>(count);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <sys/resource.h>
 
 #include "catch.h"
@@ -133,6 +134,32 @@ TEST_CASE("Any layout loads what any other saved, bit for bit", "[checkpoint]") 
     load_slices(path, loaded.slices);
     INFO("round " << round);
     REQUIRE(same_bits(expected, loaded));
+  }
+}
+
+TEST_CASE("Numbers that are not finite are refused as a diverged state, and read where that is allowed",
+          "[checkpoint]") {
+  for (const float lost : {std::numeric_limits<float>::quiet_NaN(), -std::numeric_limits<float>::infinity()}) {
+    const TemporaryFolder out;
+    Tensor tensor = make_tensor("exp_avg/m", {7, 13});
+    tensor.data[17] = lost;
+    Parts saved, loaded;
+    add_part(saved, tensor, whole(tensor));
+    add_empty_part(loaded, tensor, whole(tensor));
+    const auto path = save_ranks(out.path(), {saved}, 1);
+    for (const bool loads : {false, true}) {
+      try {
+        loads ? load_slices(path, loaded.slices) : verify_checkpoint(path);
+        FAIL("nothing was thrown");
+      } catch (const Error& error) {
+        CHECK(error.code() == ExitCode::diverged);
+        CHECK(lacking(error.what(), {path.string(),
+                                     "holds a state that has diverged: 1 number of tensor \"exp_avg/m\" "
+                                     "are not finite"}) == "");
+      }
+    }
+    const std::vector<float> values = load_tensor(read_contents(path), "exp_avg/m", NotFinite::allowed);
+    CHECK(std::memcmp(values.data(), tensor.data.data(), values.size() * sizeof(float)) == 0);
   }
 }
 

@@ -40,7 +40,11 @@ Tensor make_tensor(const std::string& name, const std::vector<int64_t>& shape, u
   Tensor tensor{name, shape, {}};
   std::mt19937 random(static_cast<uint32_t>(std::hash<std::string>()(name)) ^ (version * 2654435761U));
   const int64_t count = num_elements(shape).value();
-  for (int64_t i = 0; i < count; ++i) tensor.data.push_back(std::bit_cast<float>(static_cast<uint32_t>(random())));
+  constexpr uint32_t exponent = 0x7f800000, quarter = 0x20000000;
+  for (int64_t i = 0; i < count; ++i) {
+    const auto bits = static_cast<uint32_t>(random());
+    tensor.data.push_back(std::bit_cast<float>((bits & exponent) == exponent ? bits ^ quarter : bits));
+  }
   return tensor;
 }
 

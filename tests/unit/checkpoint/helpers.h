@@ -22,7 +22,7 @@ std::string error_of(const std::function<void()>& call);
 // Returns "" if the text contains all parts, else the first missing one with the text.
 std::string lacking(const std::string& text, const std::vector<std::string>& parts);
 
-// A global tensor of arbitrary bit patterns (NaNs included), different for each version.
+// A global tensor of arbitrary bit patterns of finite numbers, different for each version.
 struct Tensor {
   std::string name;
   std::vector<int64_t> shape;

@@ -1,11 +1,14 @@
 // Proofs of a shared secret, and the gate that admits callers with a valid proof.
 #include <string>
+#include <string_view>
 #include <thread>
 
+#include "base/error.h"
 #include "base/json.h"
 #include "catch.h"
 #include "comm/frames.h"
 #include "comm/handshake.h"
+#include "comm/rendezvous.h"
 
 namespace test_handshake {
 
@@ -33,6 +36,24 @@ CallEnd call_as(const SecureListener& secure_listener, const std::string& secret
 }
 
 }  // namespace
+
+TEST_CASE("a secret or an interface that cannot be used is a wrong setting") {
+  const auto code_of = [](const auto& work) {
+    try {
+      work();
+    } catch (const Error& error) {
+      return error.code();
+    }
+    return ExitCode::finished;
+  };
+  const auto secret_in = [](std::string_view variable, const char* value) {
+    return [=] { find_secret([=](const char* name) { return name == variable ? value : nullptr; }); };
+  };
+  CHECK(code_of(secret_in("GPTRAIN_SECRET", "fifteen letters")) == ExitCode::usage);
+  CHECK(code_of(secret_in("GPTRAIN_SECRET", "sixteen letters!")) == ExitCode::finished);
+  CHECK(code_of(secret_in("GPTRAIN_SECRET_FILE", "/nowhere/secret")) == ExitCode::usage);
+  CHECK(code_of([] { listening_address({}, {.secret = {}, .interface = "no-such-interface"}); }) == ExitCode::usage);
+}
 
 TEST_CASE("a proof is HMAC-SHA256 of the statement") {
   // RFC 4231, test case 2.

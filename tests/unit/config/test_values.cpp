@@ -156,6 +156,38 @@ TEST_CASE("keys of torchtitan and of the HF Trainer are answered with ours") {
   }
 }
 
+TEST_CASE("keys of other trainers lead to our key, or to the sentence that says what does their work") {
+  for (const auto& [setting, answer] :
+       {std::pair{"train_samples=1", "; a run has run.steps steps"},
+        {"checkpoint.resume=1", "; --resume goes on from a checkpoint"},
+        {"run.resume=latest", "; --resume goes on from a checkpoint"},
+        {"batch.drop_last=true", "; batches have batch.global samples each"},
+        {"dataloader_drop_last=true", "; batches have batch.global samples each"},
+        {"global_train_batch_size=8", " (try batch.global)"},
+        {"device_train_microbatch_size=8", " (try batch.micro)"},
+        {"total_batch_size=8", " (try batch.global)"},
+        {"moe_ffn_hidden_size=8", "; model.moe has all settings of experts"},
+        {"mtp_num_layers=1", "; gptrain predicts the next token alone"},
+        {"vocab_file=x", "; texts are turned into token files by `gptrain data pack`"},
+        {"lr_decay_iters=5", "; the decay of schedule.type linear and cosine always ends with run.steps"},
+        {"wandb_run_id=x", "; gptrain always writes metrics.jsonl and tb/"},
+        {"tensorboard_dir=x", "; gptrain always writes metrics.jsonl and tb/"},
+        {"cuda_graph_scope=x", "; gptrain compiles nothing"},
+        {"callbacks=1", "; gptrain always writes metrics.jsonl"},
+        {"model.alibi=true", "; model.positions are learned or rope"},
+        {"parallel.model=2", "; the number of data ranks follows"},
+        {"virtual_pipeline_model_parallel_size=2", " (try parallel.virtual_stages)"},
+        {"embedding_path=x", ", and gptrain has none like it"},
+        {"mode=x", ", and gptrain has none like it"},
+        {"model.hiden_sise=8", " (try model.hidden_size)"},
+        {"run.sede=8", ", and gptrain has none like it"},
+        {"run.sed=8", " (try run.seed)"},
+        {"run.setps=8", " (try run.steps)"}}) {
+    INFO(setting);
+    CHECK(fault({setting}).find(std::string("unknown key") + answer) != std::string::npos);
+  }
+}
+
 TEST_CASE("a short try of a run is offered --steps first") {
   CHECK(fault({"run.steps=5", "schedule.warmup_steps=10"})
             .starts_with("to try a run's first 5 steps, leave run.steps as it is and give train --steps 5, which keeps "
@@ -202,6 +234,13 @@ TEST_CASE("every alias leads to one key, section or word of ours, and is none it
       CHECK(names.insert(name).second);
       CHECK(key_meant("", name) == row.ours);
       for (const Field& field : fields()) CHECK(field.key() != name);
+    }
+  }
+  for (const Aliases& row : absent_keys()) {
+    for (const std::string& name : row.names) {
+      INFO(name);
+      CHECK(names.insert(name).second);
+      for (const Field& field : fields()) CHECK(key_absent("", field.key()).empty());
     }
   }
   const std::vector<std::string> sections = section_names();

@@ -198,5 +198,18 @@ TEST_CASE("A token beyond the vocabulary names file and byte, as a token and as 
   CHECK(contains(message(2), "v.bin, byte 8: token 300 at position 4"));
 }
 
+TEST_CASE("The document of a bad token is counted over all files of its source, and is not where its sample begins") {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "set");
+  RawTokenFile::of({{1, 2}, {3, 4}, {5}}, 8).write(folder / "set" / "a");
+  RawTokenFile::of({{1, 2}, {3, 4, 300}, {5, 6}}, 8).write(folder / "set" / "b");
+  const Dataset dataset({{folder / "set", 1}}, 4, 257, 1, true);
+  const std::string text = error_of(ExitCode::data, [&] {
+    for (int64_t n = 0; n < 2; ++n) sample_of(dataset, n, 4);
+  });
+  CHECK(contains(text, "b.bin, byte 8: token 300 at position 4"));
+  CHECK(contains(text, " of the order, in document 4 of " + (folder / "set").native() + "; add {\"first\": "));
+}
+
 }  // namespace
 }  // namespace gptrain

@@ -48,6 +48,19 @@ TEST_CASE("a folder that cannot be made is told of, and nothing of it is left") 
   CHECK_FALSE(std::filesystem::exists(folder.path() / "a"));
 }
 
+TEST_CASE("where a save has failed in a folder that is there, the state has another place") {
+  const TemporaryFolder folder;
+  const std::filesystem::path out = folder.path() / "out";
+  FolderLock lock(out);
+  FolderWatch watch(out, &lock);
+  CHECK(watch.place_to_save() == out);
+  CHECK(watch.has_other_place("it cannot be written"));
+  CHECK(watch.fault() == "it cannot be written");
+  CHECK(watch.place_to_save() == out.string() + ".saved");
+  CHECK_FALSE(watch.has_other_place("nor this"));
+  CHECK(watch.fault() == "it cannot be written");
+}
+
 TEST_CASE("room is wanted for the checkpoints that a run holds at a time") {
   const auto shortage = [](const std::vector<std::string>& overrides, int64_t step, int64_t kept, uintmax_t free) {
     const RunConfig config = testing::small_config(testing::Family::gpt2, overrides);

@@ -217,6 +217,24 @@ TEST_CASE("Resuming drops what came after the checkpoint, and what is no record"
   CHECK(file_names(out.path()) == std::vector<std::string>{"metrics.jsonl", "metrics.jsonl.unreadable", "tb"});
 }
 
+TEST_CASE("Samples that vanish, and records that are cut off, are missed") {
+  const TemporaryFolder out;
+  MetricsWriter writer(out.path(), -1);
+  writer.write_step(at_step(1));
+  writer.write_sample(1, "a", "b");
+  CHECK_FALSE(writer.is_gone());
+  std::filesystem::remove(out / "samples.jsonl");
+  CHECK(writer.is_gone());
+  CHECK(writer.begin_again() == std::vector{out / "samples.jsonl"});
+  writer.write_sample(2, "a", "b");
+  CHECK(steps_of(out / "samples.jsonl") == std::vector<int64_t>{2});
+  std::filesystem::resize_file(out / "metrics.jsonl", 0);
+  CHECK(writer.begin_again() == std::vector{out / "metrics.jsonl"});
+  CHECK_FALSE(writer.is_gone());
+  writer.write_step(at_step(2));
+  CHECK(steps_of(out / "metrics.jsonl") == std::vector<int64_t>{2});
+}
+
 TEST_CASE("Resuming from step 0 starts over, resuming without a file starts one") {
   const TemporaryFolder out;
   MetricsWriter(out.path(), -1).write_step(at_step(1));
