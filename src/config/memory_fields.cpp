@@ -55,6 +55,15 @@ Builder offload_activations_field() {
   return builder.usually(R"("hidden")").changeable();
 }
 
+Builder state_place_field(const char* path, StatePlace MemoryConfig::*member, const char* description) {
+  return words<MemoryConfig, StatePlace>(
+             path, &RunConfig::memory, member, {{"none", StatePlace::none}, {"disk", StatePlace::disk}},
+             {{"host", "the memory of a device without its own memory is the host's, and GPUs cannot offload yet",
+               "disk"}},
+             description)
+      .changeable();
+}
+
 }  // namespace
 
 void add_memory_fields(std::vector<Field>& table) {
@@ -106,16 +115,32 @@ void add_memory_fields(std::vector<Field>& table) {
           field("memory.loss_chunk_tokens", &RunConfig::memory, &M::loss_chunk_tokens, IntegerRule{0, 1 << 24, {}},
                 "rows of logits (one for each token) that are in memory at a time; 0: 8192 on a GPU, 2048 on the CPU")
               .changeable(),
-          words<M, StatePlace>(
-              "memory.offload_optimizer", &RunConfig::memory, &M::offload_optimizer,
-              {{"none", StatePlace::none}, {"disk", StatePlace::disk}},
-              {{"host", "the memory of a device without its own memory is the host's, and GPUs cannot offload yet",
-                "disk"}},
-              "where the optimizer's state and master weights lie between updates: in the device's memory (none), or "
-              "in "
-              "working files on memory.disk_path, which are read ahead, updated and written beside the passes (arXiv "
-              "2104.07857); the result has the same bits")
+          state_place_field("memory.offload_optimizer", &M::offload_optimizer,
+                            "where the optimizer's state and master weights lie between updates: in the device's "
+                            "memory (none), or in working files on memory.disk_path, which are read ahead, updated and "
+                            "written beside the passes (arXiv 2104.07857); the result has the same bits"),
+          field("memory.offload_optimizer_share", &RunConfig::memory, &M::offload_optimizer_share,
+                NumberRule{.min = 0, .max = 1},
+                "share of the layers, from the last one on, whose optimizer state lies in working files; that of the "
+                "others "
+                "stays in the device's memory; the result has the same bits")
+              .usually("0.5")
+              .only_with(on_disk)
               .changeable(),
+          field("memory.update_threads", &RunConfig::memory, &M::update_threads, IntegerRule{0, 1024, {}},
+                "threads of a rank's updates beside the passes; 0: as many as the rank has for its ops")
+              .only_with(on_disk)
+              .changeable(),
+          state_place_field("memory.offload_parameters", &M::offload_parameters,
+                            "where the weights lie between the passes of their layers: in the device's memory (none), "
+                            "or in working files, from which they are read ahead of each pass; the result has the same "
+                            "bits")
+              .only_with(on_disk),
+          state_place_field("memory.offload_gradients", &M::offload_gradients,
+                            "where summed gradients lie until the update: in the device's memory (none), or in working "
+                            "files, to which they are written as backward passes make them; the result has the same "
+                            "bits")
+              .only_with(on_disk),
           field("memory.disk_path", &RunConfig::memory, &M::disk_path, TextRule{false, true},
                 "folder for working files; several, one on each drive, are separated by ':' and take a share each")
               .required("\"/scratch/nvme0\"")

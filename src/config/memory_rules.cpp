@@ -100,6 +100,39 @@ class MemoryRules : Rules {
     for (const std::string& folder : config_.memory.disk_folders())
       if (sound({"memory.disk_path"}) && folder.empty())
         fault("memory.disk_path", "names an empty folder between or beside ':'", "\"/scratch/nvme0\"");
+    if (config_.memory.offload_parameters == StatePlace::disk) check_parameters_on_disk();
+    if (config_.memory.offload_gradients == StatePlace::disk) check_gradients_on_disk();
+  }
+
+  // Checks that the state of all layers is on disk, beside which other values are to lie.
+  void check_share(const char* path) {
+    if (sound({"memory.offload_optimizer_share"}) && config_.memory.offload_optimizer_share < 1)
+      fault(path, "needs memory.offload_optimizer_share = 1, as it lies beside the state of each layer", "\"none\"");
+  }
+
+  void check_parameters_on_disk() {
+    const char* const path = "memory.offload_parameters";
+    if (!sound({path})) return;
+    check_share(path);
+    if (const std::string fp8 = fp8_key(); !fp8.empty())
+      fault(path, "cannot be combined with " + fp8 + " = \"fp8\", whose copies of weights lie in memory", "\"none\"");
+  }
+
+  void check_gradients_on_disk() {
+    const char* const path = "memory.offload_gradients";
+    if (!sound({path})) return;
+    check_share(path);
+    if (sound({"parallel.pipeline"}) && config_.parallel.pipeline > 1)
+      fault(path, "cannot be combined with parallel.pipeline, whose stages begin a micro-batch before they end another",
+            "\"none\"");
+    if (sound({"precision.gradients"}) && config_.precision.gradients != DType::f32)
+      fault(path, "cannot be combined with precision.gradients = \"bf16\", which keeps them in memory", "\"none\"");
+    if (sound({"comm.compression"}) && config_.comm.compression.is_on())
+      fault(path, "cannot be combined with comm.compression, whose errors lie in memory", "\"none\"");
+    const OptimizerKind type = config_.optimizer.type;
+    if (sound({"optimizer.type"}) &&
+        (type == OptimizerKind::lamb || type == OptimizerKind::lars || type == OptimizerKind::adafactor))
+      fault(path, "cannot be combined with this optimizer.type, which reads gradients twice in an update", "\"none\"");
   }
 };
 

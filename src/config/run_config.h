@@ -260,7 +260,7 @@ struct ProjectionConfig {
   bool is_at(LinearSite site) const { return std::find(sites.begin(), sites.end(), site) != sites.end(); }
 };
 
-// Where the optimizer's state lies between updates: in the memory of the device (none), or on drives.
+// Where state lies between its uses: in the memory of the device (none), or on drives.
 enum class StatePlace : uint8_t { none, disk };
 
 struct MemoryConfig {
@@ -273,7 +273,11 @@ struct MemoryConfig {
   ProjectionConfig linear_projection = {};
   int64_t loss_chunk_tokens = 0;  // rows of logits in memory at a time; 0: chosen for the device
   StatePlace offload_optimizer = StatePlace::none;
-  std::string disk_path = {};  // folders, one on each drive, with ':' between them
+  StatePlace offload_parameters = StatePlace::none;  // the weights that ops read
+  StatePlace offload_gradients = StatePlace::none;
+  double offload_optimizer_share = 1;  // share of the layers, from the last one on
+  int64_t update_threads = 0;          // threads of updates whose state is on disk; 0: as the ops
+  std::string disk_path = {};          // folders, one on each drive, with ':' between them
 
   bool uses_disk() const { return offload_optimizer == StatePlace::disk; }
   std::vector<std::string> disk_folders() const;

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "config/faults.h"
+#include "config/parallelism.h"
 #include "fit/fixed_choices.h"
 #include "fit/offload_plan.h"
 #include "fit/recompute_plan.h"
@@ -41,14 +42,31 @@ UnitChoices choose_units(const PlanCase& run, int32_t stage, std::optional<int64
   throw Error(ExitCode::usage, "{}", faults.text());
 }
 
-}  // namespace
-
-StepChoices choose_step(const PlanCase& run, int32_t stage, std::optional<int64_t> room) {
-  if (run.config.memory.uses_disk() && run.target.kind == Target::Kind::gpu)
+void check_places(const PlanCase& run) {
+  const MemoryConfig& memory = run.config.memory;
+  if (!memory.uses_disk()) return;
+  if (run.target.kind == Target::Kind::gpu)
     throw Error(
         ExitCode::usage,
         "memory.offload_optimizer = \"disk\": works on CPUs only, as updates beside a GPU's ops are not written "
         "yet (try \"none\")");
+  const int64_t data_ranks = run.world_size / ranks_of_model(run.config.parallel);
+  const int64_t zero = run.config.parallel.zero;
+  const auto needs = [&](const char* key, StatePlace place, bool is_cut, const char* stages) {
+    if (place == StatePlace::disk && data_ranks > 1 && !is_cut)
+      throw Error(ExitCode::usage,
+                  "{} = \"disk\": needs parallel.zero = {} with {} data ranks, as each stores its own piece (try "
+                  "parallel.zero = 3)",
+                  key, stages, data_ranks);
+  };
+  needs("memory.offload_parameters", memory.offload_parameters, cuts_weights(zero), "3");
+  needs("memory.offload_gradients", memory.offload_gradients, cuts_gradients(zero), "2 or 3");
+}
+
+}  // namespace
+
+StepChoices choose_step(const PlanCase& run, int32_t stage, std::optional<int64_t> room) {
+  check_places(run);
   return choices_with(run.config.memory, run.target, choose_units(run, stage, room));
 }
 

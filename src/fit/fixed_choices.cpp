@@ -1,9 +1,11 @@
 #include "fit/fixed_choices.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "parallel/make_stages.h"
 #include "schedule/offload.h"
@@ -40,6 +42,16 @@ std::string warning_of_useless_copies(OffloadChoice choice, const Target& target
       offload_key, choice == offload::all ? "\"all\"" : offload_name(choice));
 }
 
+// Returns the places of the optimizer's state by unit; empty: all in memory. The first units stay in memory, so that
+// the next step may begin with them at once.
+std::vector<MemoryPlace> state_places(const MemoryConfig& memory, size_t num_units) {
+  if (!memory.uses_disk()) return {};
+  std::vector<MemoryPlace> places(num_units, MemoryPlace::disk);
+  const auto at_home = static_cast<size_t>((1 - memory.offload_optimizer_share) * static_cast<double>(num_units));
+  std::fill_n(places.begin(), at_home, MemoryPlace::device);
+  return places;
+}
+
 }  // namespace
 
 RunConfig with_offloaded_blocks(RunConfig config, int64_t blocks) {
@@ -60,9 +72,10 @@ UnitChoices fixed_units(const RunConfig& config) {
 }
 
 StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitChoices units) {
-  std::vector<MemoryPlace> optimizer_state;
-  if (memory.uses_disk()) optimizer_state.assign(units.size(), MemoryPlace::disk);
+  std::vector<MemoryPlace> optimizer_state = state_places(memory, units.size());
   return {.units = std::move(units),
+          .weights = memory.offload_parameters == StatePlace::disk ? Residency::disk : Residency::resident,
+          .gradients_on_disk = memory.offload_gradients == StatePlace::disk,
           .optimizer_state = std::move(optimizer_state),
           .backward_recomputes = backward_recomputes(memory.recompute),
           .loss_chunk_tokens = loss_chunk_tokens(memory, target),

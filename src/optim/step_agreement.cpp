@@ -16,23 +16,31 @@ int64_t array_bytes(int64_t count) {
   return align_up(count * static_cast<int64_t>(sizeof(T)));
 }
 
-// RETURNS the segments whose squares this rank sums, in the order of tensors.
-std::vector<SquaredNorm::Segment> norm_segments(const ParameterStore& parameters) {
+// RETURNS the segments whose squares this rank sums, in the order of tensors. If sums of gradients are away, each unit
+// has its own buffer of gradients and its own range of partials. Writes to `firsts`, if not null, each unit's first
+// segment, then their number.
+std::vector<SquaredNorm::Segment> norm_segments(const ParameterStore& parameters,
+                                                std::vector<int64_t>* firsts = nullptr) {
   std::vector<SquaredNorm::Segment> segments;
+  const bool away = parameters.sharding().gradients_away;
   const ModelSpec& spec = parameters.spec();
   const ParameterLayout& layout = parameters.layout();
   for (size_t tensor = 0; tensor < spec.tensors.size(); ++tensor) {
     const int64_t unit = spec.tensors[tensor].unit;
+    const UnitRange& range = layout.units[static_cast<size_t>(unit)];
     const UnitPiece piece = parameters.piece(unit);
-    const int64_t start = layout.segments[tensor].offset - layout.units[static_cast<size_t>(unit)].offset;
+    if (firsts != nullptr && static_cast<int64_t>(tensor) == range.first_tensor)
+      firsts->push_back(std::ssize(segments));
+    const int64_t start = layout.segments[tensor].offset - range.offset;
     for (const ShardBox& box : parameters.shards()[tensor].boxes) {
       const int64_t first = std::max(piece.first, start + box.local_offset);
       const int64_t end = std::min(piece.end(), start + box.local_offset + box.count());
       if (box.owned && first < end)
-        segments.push_back(
-            {parameters.offset_in_summed(unit) + first - piece.first, end - first, static_cast<int64_t>(tensor)});
+        segments.push_back({(away ? 0 : parameters.offset_in_summed(unit)) + first - piece.first, end - first,
+                            static_cast<int64_t>(tensor) - (away ? range.first_tensor : 0)});
     }
   }
+  if (firsts != nullptr) firsts->push_back(std::ssize(segments));
   return segments;
 }
 
@@ -51,7 +59,7 @@ StepAgreement::StepAgreement(const UpdateContext& context, AgreementRules rules,
       num_tensors_(static_cast<int64_t>(context.parameters.spec().tensors.size())),
       groups_(groups),
       copy_queue_(groups.num_ranks(GroupKind::world) > 1 ? copy_queue : nullptr) {
-  const std::vector<SquaredNorm::Segment> segments = norm_segments(context.parameters);
+  const std::vector<SquaredNorm::Segment> segments = norm_segments(context.parameters, &first_segments_);
   num_segments_ = static_cast<int64_t>(segments.size());
   tables_ = tables_at(tables, num_tensors_, segments.size());
   context_.backend.upload(tables_.segments, segments.data(),
@@ -88,12 +96,25 @@ bool StepAgreement::agree_to_stop(bool wanted) {
   return count > 0;
 }
 
+void StepAgreement::measure(int64_t unit) {
+  const ParameterStore& parameters = context_.parameters;
+  const UnitRange& range = parameters.layout().units[static_cast<size_t>(unit)];
+  const int64_t first = first_segments_[static_cast<size_t>(unit)];
+  const int64_t end = first_segments_[static_cast<size_t>(unit) + 1];
+  context_.backend.run(
+      SquaredNorm{.segments = tables_.segments + first,
+                  .num_segments = end - first,
+                  .gradients = parameters.gradients_piece(unit),
+                  .partials = Matrix(tables_.partials + range.first_tensor, DType::f64, 1, range.num_tensors)});
+}
+
 void StepAgreement::agree() {
   const Matrix partials(tables_.partials, DType::f64, 1, num_tensors_);
-  context_.backend.run(SquaredNorm{.segments = tables_.segments,
-                                   .num_segments = num_segments_,
-                                   .gradients = context_.parameters.summed_gradients(),
-                                   .partials = partials});
+  if (!context_.parameters.sharding().gradients_away)
+    context_.backend.run(SquaredNorm{.segments = tables_.segments,
+                                     .num_segments = num_segments_,
+                                     .gradients = context_.parameters.summed_gradients(),
+                                     .partials = partials});
   const bool is_void = is_void_ && is_void_();
   if (is_void) {
     constexpr double not_finite = std::numeric_limits<double>::quiet_NaN();

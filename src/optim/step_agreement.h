@@ -44,6 +44,9 @@ class StepAgreement {
   // the same shard. So ZeRO 0 and 1 give the same bits of the norm, and so do ZeRO 2 and 3. Collective over the world.
   // REQUIRES: all gradients are summed.
   void agree();
+  // Adds up the squares of a unit's gradients, which are in ParameterStore::gradients_piece, for `agree`. Called for
+  // all units before that if sums of gradients are away, else never.
+  void measure(int64_t unit);
 
   // Sets the function that tells whether this rank wants to stop. Each step calls it as late as the ranks can still
   // agree. If the host runs ahead of a device, every wait for the device calls it, and the device reads the answer when
@@ -73,6 +76,7 @@ class StepAgreement {
   AgreementRules rules_;
   int64_t num_tensors_;
   int64_t num_segments_ = 0;
+  std::vector<int64_t> first_segments_;  // by unit, then their number
   Tables tables_;
   RankGroups& groups_;
   std::function<bool()> stop_wanted_;
@@ -99,6 +103,7 @@ class StepUpdate final : public UpdateRule {
     if (qk_clip_ != nullptr) qk_clip_->clip(unit);
     site_.end(unit);
   }
+  void measure(int64_t unit) override { agreement_.measure(unit); }
   void await_update(int64_t unit) override {
     if (site_.lane != nullptr) site_.lane->await(unit);
   }

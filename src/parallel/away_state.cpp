@@ -1,8 +1,10 @@
 #include "parallel/away_state.h"
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <fmt/format.h>
+#include <string_view>
 #include <utility>
 
 #include "ops/op_event.h"
@@ -10,12 +12,21 @@
 namespace gptrain::inline parallel {
 
 std::vector<StoredPiece> stored_pieces(const ParameterStore& parameters) {
+  constexpr std::array<std::string_view, num_away_parts> names = {"optimizer state", "weights", "gradients"};
   std::vector<StoredPiece> pieces;
-  const StateLayout& layout = parameters.state_layout();
-  for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit)
-    pieces.push_back(
-        {fmt::format("optimizer state of unit {}", unit), layout.is_away(unit) ? layout.range_away(unit).bytes : 0});
+  for (size_t part = 0; part < num_away_parts; ++part) {
+    for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit)
+      pieces.push_back({fmt::format("{} of unit {}", names[part], unit),
+                        parameters.state_layout().part_bytes(static_cast<AwayPart>(part), unit)});
+  }
   return pieces;
+}
+
+AwayBytes away_bytes(const ParameterStore& parameters, int64_t unit) {
+  const StateLayout& layout = parameters.state_layout();
+  const int64_t state = layout.part_bytes(AwayPart::state, unit);
+  const int64_t weights = layout.part_bytes(AwayPart::weights, unit);
+  return {.read = state + (parameters.sharding().updates_weights() ? weights : 0), .written = state + weights};
 }
 
 AwayState::AwayState(const ParameterStore& parameters, RankGroups& groups, WorkingFiles* files,
@@ -27,11 +38,19 @@ AwayState::AwayState(const ParameterStore& parameters, RankGroups& groups, Worki
 
 void AwayState::move(int64_t unit, bool writes) {
   EventLog* const log = groups_.log();
-  Event event = disk_event(writes, parameters_.state_layout().range_away(unit).bytes);
+  const AwayBytes bytes = away_bytes(parameters_, unit);
+  Event event = disk_event(writes, writes ? bytes.written : bytes.read);
   event.beside_ops = false;
   event.start_seconds = files_ != nullptr ? steady_seconds() : 0;
-  if (files_ != nullptr && writes) files_->write(static_cast<size_t>(unit), parameters_.landing(unit));
-  if (files_ != nullptr && !writes) files_->read(static_cast<size_t>(unit), parameters_.landing(unit));
+  for (const AwayPart part : {AwayPart::state, AwayPart::weights}) {
+    if (files_ == nullptr) break;
+    const size_t piece = stored_piece(parameters_, part, unit);
+    if (writes) {
+      files_->write(piece, parameters_.landing(unit, part));
+    } else if (part == AwayPart::state || parameters_.sharding().updates_weights()) {
+      files_->read(piece, parameters_.landing(unit, part));
+    }
+  }
   event.end_seconds = files_ != nullptr ? steady_seconds() : 0;
   if (log != nullptr && log->on()) log->add(std::move(event));
 }

@@ -12,8 +12,20 @@
 
 namespace gptrain::inline parallel {
 
-// Returns the pieces of working files that hold the state of units on disk, by unit; units at home have 0 bytes.
+// Returns the pieces of working files that hold the ranges of units on disk: by part, then by unit. Units at home have
+// 0 bytes.
 std::vector<StoredPiece> stored_pieces(const ParameterStore& parameters);
+// Returns the number of a part of a unit's range in stored_pieces.
+inline size_t stored_piece(const ParameterStore& parameters, AwayPart part, int64_t unit) {
+  return static_cast<size_t>(static_cast<int64_t>(part) * parameters.num_parameter_units() + unit);
+}
+
+// Bytes of a unit's range that are read before, and written after, a change of its state by an update or by a caller of
+// AwayState. Gradients, which only updates read, are not counted.
+struct AwayBytes {
+  int64_t read, written;
+};
+AwayBytes away_bytes(const ParameterStore& parameters, int64_t unit);
 
 // Reads and writes the working files through the landing area, one unit at a time. Used by the rank's thread.
 class AwayState {

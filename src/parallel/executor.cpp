@@ -25,7 +25,10 @@ Executor::Executor(Model& model, const Program& program, const ParameterStore& p
       exchange_(parameters, *resources.groups, *resources.backend, resources.accumulated,
                 reducer_maker(resources.compression)),
       links_(program.schedule.options.stages, *resources.groups),
-      update_(update) {}
+      update_(update) {
+  for (const Action& action : program.schedule.actions)
+    if (action.kind == ActionKind::gather) gathered_units_.push_back(action.unit);
+}
 
 void Executor::play(MicroBatchSource& source, ActionObserver* observer) {
   try {
@@ -40,6 +43,7 @@ void Executor::play(MicroBatchSource& source, ActionObserver* observer) {
 void Executor::play_all(MicroBatchSource& source, ActionObserver* observer) {
   // Stages are at different micro-batches: after a failure, each rank's tells which stage waited for which.
   Activity* const activity = resources_.groups->num_stages() > 1 ? resources_.groups->activity() : nullptr;
+  if (resources_.weight_reads != nullptr) resources_.weight_reads->begin(gathered_units_);
   for (const Action& action : program_.schedule.actions) {
     if (observer != nullptr && !observer->before(action)) continue;
     if (activity != nullptr) activity->set_micro_batch(action.micro_batch);
@@ -98,7 +102,8 @@ LayerCall Executor::call_of(const Action& action) const {
                  .d_input = at(action, Operand::d_input),
                  .table_begun = options.tied_head && options.stages.last(),
                  // Gradients with a buffer of their own are moved out of it after every micro-batch.
-                 .accumulate = !options.has_gradient_buckets() && action.micro_batch > 0,
+                 .accumulate = action.micro_batch > 0 &&
+                               (!options.has_gradient_buckets() || parameters_.sharding().buckets_hold_sums()),
                  .fp8_weights = at(action, Operand::prepared_weights),
                  .prepare_weights = false,
                  .workspace = resources_.workspace};
@@ -127,9 +132,38 @@ RecordingKey recording_key(const void* executor, const Action& action, const Lay
 template <typename Ops>
 void Executor::compute(const Action& action, const Ops& ops) {
   await_updates(action);
+  load_sum(action);
   const LayerCall call = call_of(action);
   if (model_.layer(action.unit).exchanges_amid_ops()) return ops(call);
   resources_.backend->run_recorded(recording_key(this, action, call), [&] { ops(call); });
+}
+
+void Executor::gather(const Action& action) {
+  await_updates(action);
+  if (resources_.weight_reads != nullptr) resources_.weight_reads->fetch(action.unit);
+  Lane::Ticket& ticket = (*resources_.gathers)[static_cast<size_t>(action.unit)];
+  ticket =
+      begin_gather(parameters_, action.unit, at(action, Operand::weights), *resources_.groups, *resources_.backend);
+  if (resources_.weight_reads != nullptr) resources_.weight_reads->release(action.unit, ticket);
+}
+
+// Fills a bucket that the action is the first to write with the sum of earlier micro-batches, if it is away.
+void Executor::load_sum(const Action& action) {
+  const int32_t bucket = action[Operand::whole_gradients];
+  if (bucket < 0 || action.micro_batch == 0 || !parameters_.sharding().buckets_hold_sums()) return;
+  const Buffer& buffer = program_.schedule.buffers[static_cast<size_t>(bucket)];
+  if (&action != &program_.schedule.actions[static_cast<size_t>(buffer.first)]) return;
+  resources_.away_gradients->load(buffer.unit, at(action, Operand::whole_gradients));
+}
+
+void Executor::await_gradients(const Action& action) {
+  const ParameterExchange::Gradients gradients = gradients_of(action);
+  exchange_.await_sum(action.unit, gradients, action.micro_batch);
+  AwayGradients* const away = resources_.away_gradients;
+  if (away == nullptr) return;
+  away->take(action.unit, gradients.whole, action.micro_batch);
+  if (action.micro_batch + 1 == program_.schedule.options.micro_batches) update_->measure(action.unit);
+  away->write(action.unit);
 }
 
 void Executor::run(const Action& action, MicroBatchSource& source) {
@@ -157,10 +191,7 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
     case ActionKind::backward:
       return backward(BackwardPart::both);
     case ActionKind::gather:
-      await_updates(action);
-      (*resources_.gathers)[static_cast<size_t>(action.unit)] =
-          begin_gather(parameters_, action.unit, at(action, Operand::weights), *resources_.groups, *resources_.backend);
-      return;
+      return gather(action);
     case ActionKind::await_weights:
       return resources_.groups->lane(LaneKind::weights).wait((*resources_.gathers)[static_cast<size_t>(action.unit)]);
     case ActionKind::reduce:
@@ -168,12 +199,16 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
     case ActionKind::reduce_on:
       return exchange_.go_on_with_sum(action.unit, gradients_of(action));
     case ActionKind::await_gradients:
-      return exchange_.await_sum(action.unit, gradients_of(action), action.micro_batch);
+      return await_gradients(action);
     case ActionKind::keep_gradients:
-      return exchange_.keep(action.unit, gradients_of(action), action.micro_batch);
+      if (resources_.away_gradients == nullptr)
+        return exchange_.keep(action.unit, gradients_of(action), action.micro_batch);
+      resources_.away_gradients->take(action.unit, at(action, Operand::whole_gradients), action.micro_batch);
+      return resources_.away_gradients->write(action.unit);
     case ActionKind::sum_tied:
       return exchange_.sum_tied();
     case ActionKind::norm:
+      if (resources_.away_gradients != nullptr) resources_.away_gradients->finish();
       return update_->norm();
     case ActionKind::update:
       update_->update(action.unit);

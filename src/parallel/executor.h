@@ -7,6 +7,7 @@
 
 #include "model/micro_batch.h"
 #include "model/model.h"
+#include "parallel/away_gradients.h"
 #include "parallel/compressed_reducer.h"
 #include "parallel/groups.h"
 #include "parallel/micro_batch_uploads.h"
@@ -15,6 +16,7 @@
 #include "parallel/parameters.h"
 #include "parallel/program.h"
 #include "parallel/stage_links.h"
+#include "parallel/weight_reads.h"
 #include "schedule/schedule.h"
 
 namespace gptrain::inline parallel {
@@ -27,6 +29,8 @@ class UpdateRule {
   virtual void norm() = 0;
   // Updates one unit's weights, or begins to.
   virtual void update(int64_t unit) = 0;
+  // Takes note of the sum of a unit's gradients, in ParameterStore::gradients_piece, if sums are away before the norm.
+  virtual void measure(int64_t /*unit*/) {}
   // Waits until the unit's last update is over. Called before ops read its weights or write its gradients.
   virtual void await_update(int64_t /*unit*/) {}
 };
@@ -49,6 +53,8 @@ struct ExecutorResources {
   Backend* backend = nullptr;
   RankGroups* groups = nullptr;
   UnitTickets* gathers = nullptr;                     // by unit: its last gather of weights
+  WeightReads* weight_reads = nullptr;                // null unless weights are away
+  AwayGradients* away_gradients = nullptr;            // null unless gradients are away
   const AccumulatedGradients* accumulated = nullptr;  // null if gradients are kept in f32
   const GradientCompression* compression = nullptr;   // null if gradients are summed as they are
   MicroBatchUploads* uploads = nullptr;               // null if the backend's memory is host memory
@@ -73,6 +79,9 @@ class Executor {
  private:
   void play_all(MicroBatchSource& source, ActionObserver* observer);
   void await_updates(const Action& action);
+  void gather(const Action& action);
+  void load_sum(const Action& action);
+  void await_gradients(const Action& action);
   void run(const Action& action, MicroBatchSource& source);
   std::byte* at(const Action& action, Operand operand) const;
   StepStatistics statistics_of(ActionKind kind) const;
@@ -96,6 +105,7 @@ class Executor {
   ParameterExchange exchange_;
   StageLinks links_;
   UpdateRule* update_;
+  std::vector<int32_t> gathered_units_;  // in the order of the program's gathers
 };
 
 }  // namespace gptrain::parallel

@@ -131,7 +131,7 @@ void ParameterExchange::await_sum(int64_t unit, const Gradients& of, int64_t mic
   lane.wait(sums_[static_cast<size_t>(unit)]);
   reducer(unit).finish(unit, of);
   if (accumulated_ != nullptr) return accumulated_->add_sum(unit, of.whole, micro_batch);
-  if (!parameters_.sharding().cuts_gradients()) return;
+  if (!parameters_.sharding().cuts_gradients() || parameters_.sharding().gradients_away) return;
   const UnitPiece own = parameters_.piece(unit);
   const Matrix from(reinterpret_cast<float*>(of.whole) + own.first, DType::f32, 1, own.elements);
   const Matrix to = parameters_.gradients_piece(unit);

@@ -44,7 +44,7 @@ class ParameterExchange {
   // Waits for the first phase of the sum over copies and begins the second. REQUIRES: the unit's sums have two phases.
   void go_on_with_sum(int64_t unit, const Gradients& of);
   // Waits for the sum. With ZeRO 2 and 3, adds this rank's piece to the sum of earlier
-  // micro-batches.
+  // micro-batches, unless that is away.
   void await_sum(int64_t unit, const Gradients& of, int64_t micro_batch);
   // Adds a micro-batch's gradients to the sum of earlier micro-batches that this rank keeps. REQUIRES:
   // `accumulated` is not null.

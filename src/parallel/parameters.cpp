@@ -59,9 +59,12 @@ ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sh
   const int64_t compute_bytes = dtype_bytes(sharding.compute);
   constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
   const int64_t norms = sharding.has_f32_norms() ? norm_offsets(layout).back() : 0;
-  return {.weights = layout.held_elements(sharding.gathers_weights()) * compute_bytes + norms * f32_bytes,
+  const int64_t weights = sharding.weights_away() ? 0 : layout.held_elements(sharding.gathers_weights());
+  return {.weights = weights * compute_bytes + norms * f32_bytes,
           .updated = sharding.updates_apart ? layout.held_elements(sharding.cuts_state()) * compute_bytes : 0,
-          .gradients = layout.held_elements(sharding.cuts_gradients()) * dtype_bytes(sharding.gradients),
+          .gradients = sharding.gradients_away
+                           ? 0
+                           : layout.held_elements(sharding.cuts_gradients()) * dtype_bytes(sharding.gradients),
           .master = sharding.has_master() ? layout.held_elements(sharding.cuts_state()) * f32_bytes : 0,
           .state = StateLayout(columns, layout, {.in_pieces = sharding.cuts_state()}, {}).buffer_bytes()};
 }
@@ -75,8 +78,19 @@ ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorSh
       sharding_(sharding),
       buffers_(buffers),
       columns_(std::move(columns)),
-      state_layout_(columns_, layout, {.in_pieces = sharding.cuts_state(), .has_masters = sharding.has_master()},
+      state_layout_(columns_, layout,
+                    {.in_pieces = sharding.cuts_state(),
+                     .has_masters = sharding.has_master(),
+                     .weight_bytes = sharding.weights_away() ? dtype_bytes(sharding.compute) : 0,
+                     .gradient_bytes = sharding.gradients_away ? dtype_bytes(sharding.gradients) : 0},
                     state_places) {
+  const auto slots = [&](AwayPart part) {
+    std::vector<int64_t> bytes;
+    for (int64_t unit = 0; unit < num_parameter_units(); ++unit) bytes.push_back(state_layout_.part_bytes(part, unit));
+    return UnitSlots(bytes);
+  };
+  weight_slots_ = slots(AwayPart::weights);
+  gradient_slots_ = slots(AwayPart::gradients);
   norm_offset_ = norm_offsets(layout);
   for (const UnitRange& unit : layout.units)
     zeros_.resize(std::max(zeros_.size(), static_cast<size_t>(unit.norm_elements)));
@@ -99,8 +113,9 @@ UnitParameters ParameterStore::whole(int64_t unit, std::byte* gathered, std::byt
   } else if (!sharding_.has_f32_norms()) {
     whole.norms = buffers_.master + state_layout_.master_offset(unit);
   } else {
-    const int64_t held = layout_.held_elements(sharding_.gathers_weights());
-    whole.norms = buffers_.weights + held * compute_bytes + norm_offset_[static_cast<size_t>(unit)] * f32_bytes;
+    const int64_t held = sharding_.weights_away() ? weight_slots_.bytes()
+                                                  : layout_.held_elements(sharding_.gathers_weights()) * compute_bytes;
+    whole.norms = buffers_.weights + held + norm_offset_[static_cast<size_t>(unit)] * f32_bytes;
   }
   return whole;
 }
@@ -116,9 +131,14 @@ NormPiece ParameterStore::norm_piece(int64_t unit) const {
   return {held.first, std::max<int64_t>(end - held.first, 0), master};
 }
 
-std::byte* ParameterStore::weights_piece(int64_t unit) const { return updated_weights(unit, piece(unit).first); }
+std::byte* ParameterStore::weights_piece(int64_t unit) const {
+  if (sharding_.weights_away()) return buffers_.weights + weight_slots_.offset(unit);
+  return updated_weights(unit, piece(unit).first);
+}
 
 std::byte* ParameterStore::updated_weights(int64_t unit, int64_t first) const {
+  if (sharding_.weights_away())
+    return landing(unit, AwayPart::weights) + (first - piece(unit).first) * dtype_bytes(sharding_.compute);
   const bool apart = buffers_.updated != nullptr;
   const bool pieces_only = apart ? sharding_.cuts_state() : sharding_.gathers_weights();
   const int64_t start = offset_of_piece(unit, pieces_only) + first - piece(unit).first;
@@ -130,6 +150,8 @@ int64_t ParameterStore::offset_in_summed(int64_t unit) const {
 }
 
 Matrix ParameterStore::gradients_piece(int64_t unit) const {
+  if (sharding_.gradients_away)
+    return {buffers_.gradients + gradient_slots_.offset(unit), sharding_.gradients, 1, piece_elements(unit)};
   return summed_gradients().column_range(offset_in_summed(unit), piece_elements(unit));
 }
 
@@ -148,7 +170,8 @@ UpdateRange ParameterStore::update_range(int64_t unit) const {
       state_layout_.is_away(unit) ? landing(unit) : buffers_.master + state_layout_.master_offset(unit));
   return {.first = updated.first,
           .elements = updated.elements,
-          .gradients = buffers_.gradients + in_gradients * dtype_bytes(sharding_.gradients),
+          .gradients = sharding_.gradients_away ? landing(unit, AwayPart::gradients)
+                                                : buffers_.gradients + in_gradients * dtype_bytes(sharding_.gradients),
           .master = has_master  ? masters
                     : is_master ? reinterpret_cast<float*>(weights)
                                 : nullptr,
@@ -288,10 +311,11 @@ std::vector<StateSlice> ParameterStore::state(bool written_only) const {
       const bool narrow = is_narrow(tensor);
       float* const master = sharding_.pure ? norm_piece(unit).master : held.master;
       piece.weight = narrow ? nullptr : saved_address(unit, master + at);
-      piece.narrow_weight = narrow ? reinterpret_cast<bf16*>(held.weights) + at : nullptr;
-      if (sharding_.gradients == DType::f32) {
+      piece.narrow_weight = narrow ? saved_address(unit, reinterpret_cast<bf16*>(held.weights) + at) : nullptr;
+      const bool at_home = !sharding_.gradients_away;  // else their place is used during updates only
+      if (at_home && sharding_.gradients == DType::f32) {
         piece.gradient = reinterpret_cast<float*>(held.gradients) + at;
-      } else {
+      } else if (at_home) {
         piece.narrow_gradient = reinterpret_cast<bf16*>(held.gradients) + at;
       }
     }

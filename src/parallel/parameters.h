@@ -15,6 +15,7 @@
 #include "ops/element_update.h"
 #include "parallel/state_columns.h"
 #include "parallel/state_layout.h"
+#include "parallel/unit_slots.h"
 
 namespace gptrain::inline parallel {
 
@@ -33,9 +34,10 @@ namespace gptrain::inline parallel {
 //   f32 gradients of a whole unit while they are computed.
 struct Sharding {
   int64_t zero = 0;                                    // ZeRO stage, 0 to 3
-  Residency weights = Residency::resident;             // place of weights that the stage does not cut
+  Residency weights = Residency::resident;             // place of weights, unless the stage says it
   bool updates_apart = false;                          // updates write weights in other memory than the ops read
   bool masters_away = false;                           // master weights of some units are not in memory (StateLayout)
+  bool gradients_away = false;                         // sums of gradients lie beside optimizer state (StateLayout)
   std::array<CopyPlace, num_copy_groups> places = {};  // by CopyGroup
   DType compute = DType::f32;                          // dtype of weights
   DType reduce = DType::f32;                           // dtype in which gradients are summed over copies
@@ -47,6 +49,10 @@ struct Sharding {
   ParameterFlow flow() const { return parameter_flow(zero, weights, updates_apart); }
   // Whether the rank's buffer of weights has its pieces only, and ops read weights that were gathered.
   bool gathers_weights() const { return flow().gathers_weights(); }
+  // Whether the weights lie beside optimizer state that is away (StateLayout).
+  bool weights_away() const { return flow().weights == Residency::disk; }
+  // Whether an update reads the weights that it writes.
+  bool updates_weights() const { return compute == DType::f32 || pure; }
   const CopyPlace& place(CopyGroup group) const { return places[static_cast<size_t>(group)]; }
   CopyCounts copies() const;
   // Whether gradients are summed in a narrower dtype than f32, those of any unit or of units with a group.
@@ -54,7 +60,9 @@ struct Sharding {
   bool narrows_gradients(CopyGroup group) const { return reduce != DType::f32 && place(group).size > 1; }
   // Whether a micro-batch's gradients of a unit have an f32 buffer of their own, apart from the sum that the rank
   // keeps.
-  bool has_gradient_buckets() const { return cuts_gradients() || gradients != DType::f32; }
+  bool has_gradient_buckets() const { return cuts_gradients() || gradients != DType::f32 || gradients_away; }
+  // Whether a bucket begins with the sum of earlier micro-batches, to which the ops add.
+  bool buckets_hold_sums() const { return gradients_away && !cuts_gradients(); }
   bool has_master() const { return compute != DType::f32 && !pure; }
   // Whether each rank has all norms in f32 after its weights. Else the ops read them in the weights or the masters.
   bool has_f32_norms() const {
@@ -102,7 +110,8 @@ struct StateSlice {
   std::vector<std::byte*> columns;
   // Errors of compressed gradients; null: none. A piece with errors has no weights and no columns.
   float* residual = nullptr;
-  // Gradients of the last step, summed, before clipping. Sharding::gradients says which is used. The other is null.
+  // Gradients of the last step, summed, before clipping. Sharding::gradients says which is used. The other is null, and
+  // both are if gradients are away.
   float* gradient = nullptr;
   bf16* narrow_gradient = nullptr;
   // Blocks of the tensor in columns with a value for each block; numbered as in TensorShard. All blocks that the rank
@@ -153,8 +162,12 @@ class ParameterStore {
   // Returns the whole unit as its ops see it. `gathered` has its weights if these are gathered, and `whole_gradients`
   // its gradients if has_gradient_buckets(); otherwise they are not used. Both have UnitRange::elements elements.
   UnitParameters whole(int64_t unit, std::byte* gathered = nullptr, std::byte* whole_gradients = nullptr) const;
-  // Returns this rank's piece of a unit's weights, in the compute dtype, as the update has written it.
+  // Returns this rank's piece of a unit's weights, in the compute dtype, as the update has written it. If weights are
+  // away, it is the place into which they are read before they are gathered.
   std::byte* weights_piece(int64_t unit) const;
+  // Places of pieces of weights and of gradients that are away while the rank's thread uses them.
+  const UnitSlots& weight_slots() const { return weight_slots_; }
+  const UnitSlots& gradient_slots() const { return gradient_slots_; }
   // Returns the number of a unit's f32 norms that are kept apart from its weights; 0 unless has_f32_norms().
   int64_t f32_norm_elements(int64_t unit) const;
   // Returns this rank's part of a unit's norms.
@@ -175,6 +188,9 @@ class ParameterStore {
   const StateLayout& state_layout() const { return state_layout_; }
   // Returns the place of a unit that is away while it is landed (StateLayout).
   std::byte* landing(int64_t unit) const { return buffers_.state + state_layout_.landing_offset(unit); }
+  std::byte* landing(int64_t unit, AwayPart part) const {
+    return landing(unit) + state_layout_.part_offset(part, unit);
+  }
   // Returns the start of a column's values for update_range(unit). A column may lack values for a unit's last tensors,
   // or have values for those alone (UnitEnd). Its storage then covers only that part of the range.
   std::byte* column(size_t column, int64_t unit) const;
@@ -227,6 +243,7 @@ class ParameterStore {
   ParameterBuffers buffers_;
   StateColumns columns_;
   StateLayout state_layout_;
+  UnitSlots weight_slots_, gradient_slots_;
   std::vector<int64_t> norm_offset_;  // by unit: elements of f32 norms before its own
   std::vector<float> zeros_;
 };

@@ -1,6 +1,7 @@
 #include "parallel/state_layout.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "model/record.h"
 #include "schedule/allocator.h"
@@ -34,7 +35,7 @@ int64_t in_whole_pages(int64_t bytes) {
 
 StateLayout::StateLayout(const StateColumns& columns, const ParameterLayout& layout, const Holding& holding,
                          const std::vector<MemoryPlace>& places)
-    : places_(places), ranges_(layout.units.size()), landings_(layout.units.size()) {
+    : places_(places), ranges_(layout.units.size()), parts_(layout.units.size()), landings_(layout.units.size()) {
   places_.resize(layout.units.size(), MemoryPlace::device);
   const auto is_home = [&](size_t unit) { return places_[unit] == MemoryPlace::device; };
   constexpr StateColumn masters;
@@ -68,11 +69,14 @@ StateLayout::StateLayout(const StateColumns& columns, const ParameterLayout& lay
   std::vector<int64_t> away;
   for (size_t unit = 0; unit < layout.units.size(); ++unit) {
     if (is_home(unit)) continue;
+    const int64_t elements = unit_elements(masters, layout, holding.in_pieces, unit);
+    parts_[unit] = {in_whole_pages(ranges_[unit].bytes), in_whole_pages(elements * holding.weight_bytes),
+                    in_whole_pages(elements * holding.gradient_bytes)};
+    ranges_[unit].bytes = std::accumulate(parts_[unit].begin(), parts_[unit].end(), int64_t{0});
     if (ranges_[unit].bytes == 0) {
       places_[unit] = MemoryPlace::device;
       continue;
     }
-    ranges_[unit].bytes = in_whole_pages(ranges_[unit].bytes);
     int64_t& used = away_bytes_[static_cast<size_t>(places_[unit])];
     ranges_[unit].offset = used;
     used += ranges_[unit].bytes;
@@ -100,6 +104,21 @@ void StateLayout::add_away(MemoryPlan& plan) const {
     bytes[static_cast<size_t>(MemoryClass::master)] += away_masters_[place];
     bytes[static_cast<size_t>(MemoryClass::optimizer)] += away_bytes_[place] - away_masters_[place];
   }
+  for (size_t unit = 0; unit < parts_.size(); ++unit) {
+    MemoryPlan::ByClass& bytes = plan.on(places_[unit]);
+    const auto add = [&](MemoryClass c, AwayPart part) {
+      const int64_t of_part = parts_[unit][static_cast<size_t>(part)];
+      bytes[static_cast<size_t>(c)] += of_part;
+      bytes[static_cast<size_t>(MemoryClass::optimizer)] -= of_part;
+    };
+    add(MemoryClass::weights, AwayPart::weights);
+    add(MemoryClass::gradients, AwayPart::gradients);
+  }
+}
+
+int64_t StateLayout::part_offset(AwayPart part, int64_t unit) const {
+  const auto& parts = parts_[static_cast<size_t>(unit)];
+  return std::accumulate(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(part), int64_t{0});
 }
 
 int64_t StateLayout::offset(size_t column, int64_t unit) const {

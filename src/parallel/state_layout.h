@@ -12,9 +12,14 @@
 
 namespace gptrain::inline parallel {
 
+// Parts of the range of a unit that is away, in their order. Each is read and written by itself.
+enum class AwayPart : uint8_t { state, weights, gradients };  // state: masters and columns
+constexpr size_t num_away_parts = 3;
+
 // A rank's buffer of masters, and its buffer of state, have the values of all units that are at home. A unit that is
-// away has its masters and columns together in one range of its place, except columns that stay home (stays_home). The
-// buffer of state ends with the landing area, which holds the ranges of a few units at a time while updates change
+// away has its masters and columns together in one range of its place, except columns that stay home (stays_home).
+// Behind them the range has the weights and the gradients that the unit's update writes and reads, if these are away.
+// The buffer of state ends with the landing area, which holds the ranges of a few units at a time while updates change
 // them: any most_landed units that follow each other have disjoint places there.
 class StateLayout {
  public:
@@ -24,6 +29,8 @@ class StateLayout {
   struct Holding {
     bool in_pieces = false;    // the rank holds one piece of each unit
     bool has_masters = false;  // beside the weights
+    // Bytes of a weight and of a gradient of units that are away; 0: they lie elsewhere.
+    int64_t weight_bytes = 0, gradient_bytes = 0;
   };
   // `places`: by unit, MemoryPlace::device for a unit at home; empty: all are at home.
   StateLayout(const StateColumns& columns, const ParameterLayout& layout, const Holding& holding,
@@ -49,6 +56,12 @@ class StateLayout {
   // Return the range of a unit in its place, and its place in the buffer of state while it is landed. REQUIRES: the
   // unit is away. The range begins with the masters.
   Range range_away(int64_t unit) const { return ranges_[static_cast<size_t>(unit)]; }
+  // Returns the bytes of a part of the unit's range, a multiple of range_multiple.
+  int64_t part_bytes(AwayPart part, int64_t unit) const {
+    return parts_[static_cast<size_t>(unit)][static_cast<size_t>(part)];
+  }
+  // Returns the start of a part in the unit's range.
+  int64_t part_offset(AwayPart part, int64_t unit) const;
   int64_t landing_offset(int64_t unit) const { return home_bytes_ + landings_[static_cast<size_t>(unit)]; }
 
  private:
@@ -59,7 +72,8 @@ class StateLayout {
   std::vector<bool> stays_;                    // by column: at home for all units
   std::vector<int64_t> master_offsets_;        // by unit
   std::vector<Range> ranges_;                  // by unit
-  std::vector<int64_t> landings_;              // by unit: from the start of the landing area
+  std::vector<std::array<int64_t, num_away_parts>> parts_;
+  std::vector<int64_t> landings_;  // by unit: from the start of the landing area
   std::array<int64_t, num_memory_places> away_bytes_{}, away_masters_{};
   int64_t master_bytes_ = 0, home_bytes_ = 0, landing_bytes_ = 0;
 };

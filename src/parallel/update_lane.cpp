@@ -1,12 +1,14 @@
 #include "parallel/update_lane.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
 
 #include "base/thread.h"
 #include "ops/op_event.h"
+#include "parallel/away_state.h"
 
 namespace gptrain::inline parallel {
 namespace {
@@ -21,6 +23,7 @@ UpdateLane::UpdateLane(const ParameterStore& parameters, Backend& backend, RankG
       groups_(groups),
       files_(files),
       writing_(static_cast<size_t>(parameters.num_parameter_units())),
+      weight_writes_(static_cast<size_t>(parameters.num_parameter_units()), WorkingFiles::done),
       pending_(static_cast<size_t>(parameters.num_parameter_units())) {
   for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit)
     if (parameters.state_layout().is_away(unit)) order_.push_back(unit);
@@ -38,8 +41,9 @@ UpdateLane::~UpdateLane() {
   thread_.join();
   // No transfer may outlive the landing area.
   try {
-    for (const WorkingFiles::Ticket ticket : reads_) files_->wait(ticket);
-    for (const Writing& writing : writing_) files_->wait(writing.ticket);
+    for (const Transfers& reads : reads_) wait(reads);
+    for (const WorkingFiles::Ticket ticket : gradient_reads_) files_->wait(ticket);
+    for (const Writing& writing : writing_) wait(writing.transfers);
   } catch (const std::exception&) {
     // Was reported by the call that found it.
   }
@@ -50,7 +54,7 @@ void UpdateLane::begin(int64_t unit) {
   const bool logs = log != nullptr && log->on();
   called_ = {.unit = unit, .works = {}, .log = logs ? log : nullptr};
   if (logs && parameters_.state_layout().is_away(unit))
-    called_.read_event = log->add(disk_event(false, parameters_.state_layout().range_away(unit).bytes));
+    called_.read_event = log->add(disk_event(false, away_bytes(parameters_, unit).read + gradient_bytes(unit)));
   if (logs) log->set_queue(Event::Queue::update);
   if (files_ == nullptr) return;
   backend_.set_log(called_.log);
@@ -62,7 +66,7 @@ void UpdateLane::end(int64_t unit) {
   if (log != nullptr) {
     log->set_queue(Event::Queue::ops);
     if (parameters_.state_layout().is_away(unit))
-      called_.write_event = log->add(disk_event(true, parameters_.state_layout().range_away(unit).bytes));
+      called_.write_event = log->add(disk_event(true, away_bytes(parameters_, unit).written));
   }
   if (files_ == nullptr) return;
   called_.works = backend_.take();
@@ -71,6 +75,7 @@ void UpdateLane::end(int64_t unit) {
   suspended_ = false;
   pending_[static_cast<size_t>(unit)] = true;
   ++num_pending_;
+  if (parameters_.state_layout().is_away(unit)) ++issued_;
   waiting_.push_back(std::move(called_));
   changed_.notify_all();
 }
@@ -86,6 +91,16 @@ void UpdateLane::await(int64_t unit) {
   if (waits && log != nullptr && log->on())
     log->add(
         {.kind = Event::Kind::wait, .name = update_wait_name, .start_seconds = start, .end_seconds = steady_seconds()});
+}
+
+void UpdateLane::await_weights(int64_t unit) {
+  await(unit);
+  files_->wait(weight_writes_[static_cast<size_t>(unit)]);
+}
+
+bool UpdateLane::weights_written(int64_t unit) {
+  const std::lock_guard lock(mutex_);
+  return !pending_[static_cast<size_t>(unit)] && files_->is_over(weight_writes_[static_cast<size_t>(unit)]);
 }
 
 void UpdateLane::wait_idle(std::unique_lock<std::mutex>& lock) {
@@ -108,7 +123,7 @@ void UpdateLane::suspend() {
   suspended_ = true;
   wait_idle(lock);
   lock.unlock();
-  for (const WorkingFiles::Ticket ticket : reads_) files_->wait(ticket);
+  for (const Transfers& reads : reads_) wait(reads);
   reads_.clear();
   for (const int64_t unit : order_) end_writing(unit);
 }
@@ -118,6 +133,21 @@ void UpdateLane::resume() {
   const std::lock_guard lock(mutex_);
   suspended_ = false;
   changed_.notify_all();
+}
+
+bool UpdateLane::is_over(const Transfers& transfers) const {
+  return files_->is_over(transfers.state) && files_->is_over(transfers.weights);
+}
+
+WorkingFiles::Times UpdateLane::wait(const Transfers& transfers) {
+  const WorkingFiles::Times state = files_->wait(transfers.state), weights = files_->wait(transfers.weights);
+  if (weights.end == 0) return state;
+  return {.start = state.end > 0 ? std::min(state.start, weights.start) : weights.start,
+          .end = std::max(state.end, weights.end)};
+}
+
+int64_t UpdateLane::gradient_bytes(int64_t unit) const {
+  return parameters_.state_layout().part_bytes(AwayPart::gradients, unit);
 }
 
 // Returns whether the landing places of two units share a byte.
@@ -139,8 +169,8 @@ bool UpdateLane::can_read_ahead() const {
 // Waits until the unit's state is written.
 void UpdateLane::end_writing(int64_t unit) {
   Writing& writing = writing_[static_cast<size_t>(unit)];
-  if (writing.ticket == WorkingFiles::done) return;
-  const WorkingFiles::Times times = files_->wait(writing.ticket);
+  if (!writing.transfers.any()) return;
+  const WorkingFiles::Times times = wait(writing.transfers);
   if (writing.log != nullptr) writing.log->set_times(writing.event, times.start, times.end);
   writing = {};
 }
@@ -150,12 +180,17 @@ void UpdateLane::end_writing(int64_t unit) {
 bool UpdateLane::begin_read(bool may_wait) {
   const int64_t unit = unit_at(visited_ + std::ssize(reads_));
   for (const int64_t other : order_) {
-    const WorkingFiles::Ticket ticket = writing_[static_cast<size_t>(other)].ticket;
-    if (ticket == WorkingFiles::done || !overlap(other, unit)) continue;
-    if (!may_wait && !files_->is_over(ticket)) return false;
+    const Transfers& transfers = writing_[static_cast<size_t>(other)].transfers;
+    if (!transfers.any() || !overlap(other, unit)) continue;
+    if (!may_wait && !is_over(transfers)) return false;
     end_writing(other);
   }
-  reads_.push_back(files_->begin_read(static_cast<size_t>(unit), parameters_.landing(unit)));
+  const auto begin = [&](AwayPart part) {
+    return files_->begin_read(stored_piece(parameters_, part, unit), parameters_.landing(unit, part));
+  };
+  reads_.push_back(
+      {.state = begin(AwayPart::state),
+       .weights = parameters_.sharding().updates_weights() ? begin(AwayPart::weights) : WorkingFiles::done});
   return true;
 }
 
@@ -164,21 +199,52 @@ void UpdateLane::read_ahead(bool may_wait) {
   }
 }
 
-void UpdateLane::run(Update& update) {
-  const bool away = parameters_.state_layout().is_away(update.unit);
-  if (away) {
-    if (update.unit != unit_at(visited_)) throw std::logic_error("units are updated in the order of their numbers");
-    if (reads_.empty()) begin_read(true);
-    read_ahead(false);
-    const WorkingFiles::Times times = files_->wait(reads_.front());
-    reads_.pop_front();
-    if (update.log != nullptr) update.log->set_times(update.read_event, times.start, times.end);
+// Begins to read the gradients of landed units whose updates were issued, after which no op writes them.
+void UpdateLane::read_gradients() {
+  if (!parameters_.sharding().gradients_away) return;
+  const int64_t end = std::min(visited_ + std::ssize(reads_), issued_.load());
+  while (visited_ + std::ssize(gradient_reads_) < end) {
+    const int64_t unit = unit_at(visited_ + std::ssize(gradient_reads_));
+    gradient_reads_.push_back(files_->begin_read(stored_piece(parameters_, AwayPart::gradients, unit),
+                                                 parameters_.landing(unit, AwayPart::gradients)));
   }
+}
+
+// Waits until the range of the unit, which is next, has landed.
+void UpdateLane::land(const Update& update) {
+  const int64_t unit = update.unit;
+  if (unit != unit_at(visited_)) throw std::logic_error("units are updated in the order of their numbers");
+  if (reads_.empty()) begin_read(true);
+  read_ahead(false);
+  read_gradients();
+  WorkingFiles::Times times = wait(reads_.front());
+  reads_.pop_front();
+  if (!gradient_reads_.empty()) {
+    const WorkingFiles::Times last = files_->wait(gradient_reads_.front());
+    gradient_reads_.pop_front();
+    times = {.start = times.end > 0 ? times.start : last.start, .end = std::max(times.end, last.end)};
+  }
+  if (update.log != nullptr) update.log->set_times(update.read_event, times.start, times.end);
+  // Ops do not write the padding of weights.
+  if (!parameters_.sharding().updates_weights())
+    std::memset(parameters_.landing(unit, AwayPart::weights), 0,
+                static_cast<size_t>(parameters_.state_layout().part_bytes(AwayPart::weights, unit)));
+}
+
+void UpdateLane::run(Update& update) {
+  const int64_t unit = update.unit;
+  const bool away = parameters_.state_layout().is_away(unit);
+  if (away) land(update);
   for (const std::function<void()>& work : update.works) work();
   if (!away) return;
-  writing_[static_cast<size_t>(update.unit)] = {
-      files_->begin_write(static_cast<size_t>(update.unit), parameters_.landing(update.unit)), update.log,
-      update.write_event};
+  const auto begin = [&](AwayPart part) {
+    return files_->begin_write(stored_piece(parameters_, part, unit), parameters_.landing(unit, part));
+  };
+  Writing& writing = writing_[static_cast<size_t>(unit)];
+  writing = {.transfers = {.state = begin(AwayPart::state), .weights = begin(AwayPart::weights)},
+             .log = update.log,
+             .event = update.write_event};
+  weight_writes_[static_cast<size_t>(unit)] = writing.transfers.weights;
   ++visited_;
 }
 

@@ -39,6 +39,10 @@ class UpdateLane {
   void end(int64_t unit);
   // Waits until the unit's update is over, its state not yet written.
   void await(int64_t unit);
+  // Waits until the unit's weights are written, if they are away.
+  void await_weights(int64_t unit);
+  // Returns whether await_weights would not wait.
+  bool weights_written(int64_t unit);
   // Waits until all updates are over.
   void drain();
   // Waits until all updates are over and all state is written. The landing area is then free: no state is read before
@@ -53,18 +57,29 @@ class UpdateLane {
     EventLog* log = nullptr;  // null: not recorded
     int64_t read_event = -1, write_event = -1;
   };
+  // Transfers of the state and the weights of a unit.
+  struct Transfers {
+    WorkingFiles::Ticket state = WorkingFiles::done, weights = WorkingFiles::done;
+
+    bool any() const { return state != WorkingFiles::done || weights != WorkingFiles::done; }
+  };
   struct Writing {
-    WorkingFiles::Ticket ticket = WorkingFiles::done;
+    Transfers transfers = {};
     EventLog* log = nullptr;
     int64_t event = -1;
   };
 
   int64_t unit_at(int64_t visit) const { return order_[static_cast<size_t>(visit % std::ssize(order_))]; }
+  bool is_over(const Transfers& transfers) const;
+  WorkingFiles::Times wait(const Transfers& transfers);
+  int64_t gradient_bytes(int64_t unit) const;
   bool overlap(int64_t a, int64_t b) const;
   bool can_read_ahead() const;
   bool begin_read(bool may_wait);
   void read_ahead(bool may_wait);
+  void read_gradients();
   void end_writing(int64_t unit);
+  void land(const Update& update);
   void run(Update& update);
   void work();
   void wait_idle(std::unique_lock<std::mutex>& lock);
@@ -78,9 +93,12 @@ class UpdateLane {
 
   // Used by the thread, and by the rank's thread while that is idle. A visit is an update of a unit that is away; visit
   // v is of the unit unit_at(v).
-  int64_t visited_ = 0;                     // number of visits that are over
-  std::deque<WorkingFiles::Ticket> reads_;  // tickets of visits from visited_ on
-  std::vector<Writing> writing_;            // by unit
+  int64_t visited_ = 0;                              // number of visits that are over
+  std::deque<Transfers> reads_;                      // reads of visits from visited_ on
+  std::deque<WorkingFiles::Ticket> gradient_reads_;  // the same of gradients that are away
+  std::vector<Writing> writing_;                     // by unit
+  std::vector<WorkingFiles::Ticket> weight_writes_;  // by unit: of its last update; used once that is over
+  std::atomic<int64_t> issued_ = 0;                  // visits whose updates the rank's thread has issued
 
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <memory>
 
+#include "parallel/unit_slots.h"
+
 namespace gptrain::inline planner {
 namespace {
 
@@ -133,6 +135,21 @@ void RankClock::run_copy(const Event& event, double seconds, TimeSpan& time) {
   if (!event.beside_ops) ops_ = copies_;
 }
 
+void RankClock::run_disk(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time) {
+  if (event.queue == Event::Queue::disk_write) {
+    updates_.transfer(ops_, seconds, time);
+    return;
+  }
+  Moment asked = ops_;
+  if (action != nullptr && action->kind == ActionKind::gather) {
+    asked = gathered_.size() < UnitSlots::num_block_slots ? Moment{} : gathered_.front();
+    if (gathered_.size() == UnitSlots::num_block_slots) gathered_.pop_front();
+  }
+  const Moment& end = updates_.transfer(asked, seconds, time);
+  wait_for({end, update_lane, event.name}, action, true);
+  if (action != nullptr && action->kind == ActionKind::gather) gathered_.push_back(ops_);
+}
+
 RankClock::Pending RankClock::run_copy_of_record(const Event& event, double seconds, ActionKind kind, TimeSpan& time) {
   Moment& lane = kind == ActionKind::offload ? to_host_ : to_device_;
   lane.await(ops_);
@@ -227,6 +244,8 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
     } else if (event.kind == Event::Kind::collective) {
       in_part_[i] = run_collective(event, seconds[i], at, time);
       if (begun != nullptr) *begun = in_part_[i];
+    } else if (event.queue != Event::Queue::ops) {
+      run_disk(event, seconds[i], at, time);
     } else if (event.kind == Event::Kind::copy && is_copy_of_record) {
       *begun = run_copy_of_record(event, seconds[i], at->kind, time);
     } else if (event.kind == Event::Kind::copy) {

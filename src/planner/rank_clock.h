@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <optional>
 #include <utility>
@@ -24,7 +25,8 @@ namespace gptrain::inline planner {
 // - A copy beside the ops begins once the previous copy has ended. The next copy among the ops waits for it. Offloaded
 //   activations have one lane for each direction.
 // - Updates whose state is on disk run beside the ops (UpdateClock), into the next step, whose ops wait for them. So
-//   the step begins as one that follows another.
+//   the step begins as one that follows another. Weights on disk are read as far ahead of their gathers as there are
+//   slots (parallel/unit_slots.h); gradients are written behind the ops.
 // - Other ranks are ready at once, unless `not_before` says otherwise.
 class RankClock {
  public:
@@ -72,6 +74,7 @@ class RankClock {
   void run_copy(const Event& event, double seconds, TimeSpan& time);
   Pending run_copy_of_record(const Event& event, double seconds, ActionKind kind, TimeSpan& time);
   Pending run_collective(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time);
+  void run_disk(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time);
   void run_postponed(const LoggedAction* action);
   // Plays the updates of the step before.
   void begin_after_another();
@@ -88,8 +91,9 @@ class RankClock {
   std::map<Work, Pending> pending_;
   std::vector<Pending> in_part_;  // by event of the part
   UpdateClock updates_;
-  bool updating_ = false;  // the norm is over
-  double postponed_ = 0;   // seconds of gradient sums that run after all passes (Software::sums_gradients_last)
+  bool updating_ = false;        // the norm is over
+  std::deque<Moment> gathered_;  // times of the last gathers whose weights are on disk, newest last
+  double postponed_ = 0;         // seconds of gradient sums that run after all passes (Software::sums_gradients_last)
   std::array<double, num_waited_lanes> exposed_{};
   std::array<LongestWait, num_waited_lanes> longest_{};
 };

@@ -56,6 +56,14 @@ void UpdateClock::play(int32_t unit, std::span<const Event> events, const std::v
   over_[unit] = updates;
 }
 
+const Moment& UpdateClock::transfer(const Moment& asked, double seconds, TimeSpan& time) {
+  disk_.await(asked);
+  time.start_seconds = disk_.time;
+  disk_.add(static_cast<size_t>(Spending::copies), seconds);
+  time.end_seconds = disk_.time;
+  return disk_;
+}
+
 Moment UpdateClock::over(int32_t unit) const {
   const auto found = over_.find(unit);
   return found == over_.end() ? Moment{} : found->second;

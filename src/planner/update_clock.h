@@ -23,6 +23,8 @@ class UpdateClock {
   // Plays the events of a unit's update: `seconds` by event. `times`, if not null, receives the events' times.
   void play(int32_t unit, std::span<const Event> events, const std::vector<double>& seconds,
             std::vector<TimeSpan>* times);
+  // Plays a read or write of the disk that is asked for at `asked`, after all others so far. Returns its end.
+  const Moment& transfer(const Moment& asked, double seconds, TimeSpan& time);
   // Returns the end of the unit's last update; a moment at 0 if there was none.
   Moment over(int32_t unit) const;
   // Ends the step in which updates were played: the next one begins at `now`, a moment of this one, and reads the state

@@ -21,7 +21,7 @@ class PlanObserver : public ActionObserver {
       : log_(log),
         design_(design),
         program_(program),
-        block_of_(4 * num_action_kinds * (design.first_equal_unit.size() + 1), -1) {
+        block_of_(8 * num_action_kinds * (design.first_equal_unit.size() + 1), -1) {
     step_.stages = design.stages;
     step_.actions.reserve(program.schedule.actions.size());
   }
@@ -51,7 +51,7 @@ class PlanObserver : public ActionObserver {
  private:
   // Returns a number that is equal for actions that run equal ops: those of units of equal design. The first
   // micro-batch differs, as it overwrites gradients to which others add, and so does the first action that reads
-  // prepared weights, which prepares them.
+  // prepared weights, which prepares them. After the last one, the squares of gradients that are away are added up.
   size_t key(const Action& action) const {
     const Schedule& schedule = program_.schedule;
     // Copies to and from the host differ between units of equal design, as some of them may be recomputed.
@@ -63,7 +63,9 @@ class PlanObserver : public ActionObserver {
         &action == &schedule.actions[static_cast<size_t>(schedule.buffers[static_cast<size_t>(prepared)].first)];
     const auto of_kind =
         static_cast<size_t>(action.kind) * (design_.first_equal_unit.size() + 1) + static_cast<size_t>(unit + 1);
-    return of_kind * 4 + (action.micro_batch == 0 ? 2 : 0) + (prepares ? 1 : 0);
+    const bool measures = design_.sharding.gradients_away && action.kind == ActionKind::await_gradients &&
+                          action.micro_batch + 1 == schedule.options.micro_batches;
+    return of_kind * 8 + (measures ? 4 : 0) + (action.micro_batch == 0 ? 2 : 0) + (prepares ? 1 : 0);
   }
 
   EventLog& log_;
@@ -121,7 +123,7 @@ StepPlan plan_step(const PlanCase& run, const StepChoices& choices, int64_t rank
   EventLog log;
   RankGroups groups(config, world_size, rank);
   groups.set_log(&log);
-  PlanBackend backend(target, &log), update_backend(target, &log);
+  PlanBackend backend(target, &log), update_backend(update_target(config.memory, target), &log);
   const auto design = std::make_shared<StepDesign>(design_step(config, target, groups, choices, like));
   plan.design = design;
   StepMemory& memory = design->memory;

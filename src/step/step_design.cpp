@@ -50,6 +50,7 @@ Sharding make_sharding(const StepConfig& config, const StepChoices& choices, con
           .weights = choices.weights,
           .updates_apart = choices.updates_on_host,
           .masters_away = choices.keeps_state_on_disk() && has_masters(config.precision),
+          .gradients_away = choices.gradients_on_disk,
           .places = {data, groups.place(CopyGroup::expert_data)},
           .compute = config.precision.compute,
           .reduce = config.precision.reduce,
@@ -59,7 +60,7 @@ Sharding make_sharding(const StepConfig& config, const StepChoices& choices, con
 
 ScheduleOptions schedule_options(const StepDesign& design, const Model& model, bool compresses) {
   const UnitChoices& choices = design.choices.units;
-  const bool keeps_narrow = design.sharding.gradients != DType::f32;
+  const bool keeps_narrow = design.sharding.gradients != DType::f32 || design.sharding.gradients_away;
   const int32_t phases = compresses && !design.sharding.cuts_state() ? 2 : 1;
   ScheduleOptions options{
       .micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
@@ -199,6 +200,12 @@ int64_t all_rings_bytes(const StepConfig& config, const Target& target) {
   return (config.data.validation.empty() ? 1 : 2) * prefetch_ring_bytes(config, target);
 }
 
+Target update_target(const MemoryConfig& memory, const Target& target) {
+  Target updates = target;
+  if (memory.update_threads > 0) updates.num_threads = static_cast<int>(memory.update_threads);
+  return updates;
+}
+
 MemoryPlace host_place(const Target& target) {
   return has_own_memory(target) ? MemoryPlace::pinned_host : MemoryPlace::device;
 }
@@ -299,10 +306,10 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   for (const MemoryPlace place : {MemoryPlace::device, MemoryPlace::pinned_host})
     for (size_t c = 0; c < num_memory_classes; ++c) memory.on(place)[c] = largest_of_programs(design, place, c);
   const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding, design.columns);
-  memory[MemoryClass::weights] = parameters.weights;
-  memory[MemoryClass::gradients] = parameters.gradients;
   const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns,
                              design.choices.optimizer_state);
+  memory[MemoryClass::weights] = parameters.weights + store.weight_slots().bytes();
+  memory[MemoryClass::gradients] = parameters.gradients + store.gradient_slots().bytes();
   const bool on_host = design.choices.updates_on_host;
   const auto of_updates = [&](MemoryClass c) -> int64_t& {
     return memory.on(on_host ? MemoryPlace::host : MemoryPlace::device)[static_cast<size_t>(c)];

@@ -110,6 +110,9 @@ int64_t prefetch_ring_bytes(const StepConfig& config, const Target& target);
 // Returns the bytes of the ring for training, and of the one for validation if the config has validation data.
 int64_t all_rings_bytes(const StepConfig& config, const Target& target);
 
+// Returns the target with the threads of updates whose state is on disk.
+Target update_target(const MemoryConfig& memory, const Target& target);
+
 // Returns the place at which host memory is counted: `device` if the device's memory is the host's.
 MemoryPlace host_place(const Target& target);
 // Returns the place of an arena.

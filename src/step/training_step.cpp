@@ -117,6 +117,8 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
                           .backend = &backend_,
                           .groups = &groups_,
                           .gathers = &gathers_,
+                          .weight_reads = weight_reads_.get(),
+                          .away_gradients = away_gradients_.get(),
                           .accumulated = accumulated_.get(),
                           .uploads = uploads_.get(),
                           .offloads = offloads_ ? &*offloads_ : nullptr};
@@ -142,6 +144,10 @@ TrainingStep::~TrainingStep() {
 void TrainingStep::make_update_lane(WorkingFiles* files) {
   lane_ = std::make_unique<UpdateLane>(*parameters_, update_backend_, groups_, files);
   away_ = std::make_unique<AwayState>(*parameters_, groups_, files, [this] { lane_->suspend(); });
+  const Sharding& sharding = design_->sharding;
+  if (sharding.weights_away()) weight_reads_ = std::make_unique<WeightReads>(*parameters_, groups_, files, *lane_);
+  if (sharding.gradients_away)
+    away_gradients_ = std::make_unique<AwayGradients>(*parameters_, groups_, backend_, files);
 }
 
 void TrainingStep::wait_all() const {
@@ -297,6 +303,10 @@ void TrainingStep::clear_state() {
   const DeviceMemory& residuals = memory_of(MemoryClass::residuals);
   zero_memory(backend_, copy_queue_.get(), residuals.data(), residuals.bytes());
   if (away_ != nullptr) away_->clear();
+  if (away_gradients_ == nullptr) return;
+  // Whole pages of the slots are written, of which ops write the beginning.
+  const DeviceMemory& slots = memory_of(MemoryClass::gradients);
+  zero_memory(backend_, copy_queue_.get(), slots.data(), slots.bytes());
 }
 
 // REQUIRES: the piece has elements, all of them zero.
@@ -306,13 +316,16 @@ void TrainingStep::initialize_weights(const StateSlice& piece) {
   const int64_t tensor_cols = tensor.shape.back();
   const bool in_rows = piece.shape.size() == 2 && piece.shape[1] < tensor_cols;
   const int64_t cols = in_rows ? piece.shape[1] : piece.count();
-  float* weight = piece.weight;
-  if (AwayState::holds(weight)) {
-    weight = reinterpret_cast<float*>(away_->fetched(weight));
+  const auto landed = [this](auto* values) {
+    if (!AwayState::holds(values)) return values;
+    auto* const at = reinterpret_cast<decltype(values)>(away_->fetched(values));
     away_->change();
-  }
+    return at;
+  };
+  float* const weight = landed(piece.weight);
+  bf16* const narrow_weight = landed(piece.narrow_weight);
   const Matrix to = weight != nullptr ? Matrix(weight, DType::f32, piece.count() / cols, cols)
-                                      : Matrix(piece.narrow_weight, DType::bf16, piece.count() / cols, cols);
+                                      : Matrix(narrow_weight, DType::bf16, piece.count() / cols, cols);
   if (tensor.init == Init::normal) {
     const int64_t first = piece.offset.size() == 2 ? piece.offset[0] * tensor_cols + piece.offset[1] : piece.offset[0];
     backend_.run(NormalValues{
@@ -325,7 +338,7 @@ void TrainingStep::initialize_weights(const StateSlice& piece) {
   } else if (tensor.init == Init::constant) {
     const auto value = static_cast<float>(tensor.init_scale);
     if (weight != nullptr) return upload_copies(backend_, weight, value, piece.count());
-    upload_copies(backend_, piece.narrow_weight, to_bf16(value), piece.count());
+    upload_copies(backend_, narrow_weight, to_bf16(value), piece.count());
   }
 }
 
@@ -349,9 +362,10 @@ void TrainingStep::weights_changed() {
     const UpdateRange range = parameters_->update_range(unit);
     if (away_ != nullptr && design_->sharding.masters_away) away_->fetch(unit);
     copy_norms(*parameters_, unit, backend_);
-    if (range.elements > 0 && range.weights != nullptr && range.master != nullptr)
-      backend_.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
-                        .to = Matrix(range.weights, design_->config.precision.compute, 1, range.elements)});
+    if (range.elements == 0 || range.weights == nullptr || range.master == nullptr) continue;
+    if (design_->sharding.weights_away()) away_->change();
+    backend_.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
+                      .to = Matrix(range.weights, design_->config.precision.compute, 1, range.elements)});
   }
   if (away_ != nullptr) away_->release();
   if (!design_->sharding.flow().weights_return) return;
@@ -424,7 +438,10 @@ std::unique_ptr<DeviceMemory> TrainingStep::allocate_host(int64_t bytes) {
 }
 
 double TrainingStep::evaluate(int64_t micro_batches, MicroBatchSource& source) {
-  if (lane_ != nullptr) lane_->drain();
+  if (lane_ != nullptr) {
+    away_->release();
+    lane_->drain();
+  }
   host_state_.loss_sum = 0;
   backend_.upload(state_, &host_state_, sizeof(StepState));
   for (int64_t i = 0; i < micro_batches; ++i) evaluation_executor_->play(source, nullptr);

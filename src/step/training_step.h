@@ -13,10 +13,12 @@
 #include "ops/backend.h"
 #include "optim/optimizer.h"
 #include "optim/step_agreement.h"
+#include "parallel/away_gradients.h"
 #include "parallel/away_state.h"
 #include "parallel/executor.h"
 #include "parallel/groups.h"
 #include "parallel/update_lane.h"
+#include "parallel/weight_reads.h"
 #include "step/state_snapshot.h"
 #include "step/step_design.h"
 #include "step/step_readback.h"
@@ -184,6 +186,8 @@ class TrainingStep {
   // Null if all state is at home. Access from the rank's thread comes first, as it waits for the lane.
   std::unique_ptr<UpdateLane> lane_;
   std::unique_ptr<AwayState> away_;
+  std::unique_ptr<WeightReads> weight_reads_;      // null unless weights are away
+  std::unique_ptr<AwayGradients> away_gradients_;  // null unless gradients are away
   UnitTickets gathers_;
   std::unique_ptr<Model> model_, evaluation_model_;
   StepStatistics statistics_;

@@ -7,7 +7,8 @@ namespace gptrain::inline step {
 
 UpdateResources::UpdateResources(const StepDesign& design, const Backend& ops, int64_t rank) {
   if (!design.choices.keeps_state_on_disk()) return;
-  backend_ = make_cpu_backend(ops.target().num_threads);
+  backend_ = make_cpu_backend(update_target(design.config.memory, ops.target()).num_threads,
+                              design.config.run.thread_independent);
   const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns,
                              design.choices.optimizer_state);
   const std::vector<std::string> folders = design.config.memory.disk_folders();

@@ -80,11 +80,14 @@ void WorkingFiles::lay_out() {
 // Removes the name at once, so that the file goes with the process, however that ends.
 void WorkingFiles::open(const std::filesystem::path& folder, const std::string& owner, File& file) const {
   static std::atomic<int64_t> number = 0;
-  file.name = (folder / fmt::format("gptrain-{}-{}-{}.state", getpid(), number++, owner)).string();
   const auto refuse = [&](std::string_view what, int error) {
     throw Error(ExitCode::checkpoint, "{}: {} in {}: {}", disk_key, what, folder.string(), std::strerror(error));
   };
-  file.descriptor = ::open(file.name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC, 0600);
+  // A power loss may leave the name that a process with the same number had.
+  do {
+    file.name = (folder / fmt::format("gptrain-{}-{}-{}.state", getpid(), number++, owner)).string();
+    file.descriptor = ::open(file.name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC, 0600);
+  } while (file.descriptor < 0 && errno == EEXIST);
   if (file.descriptor < 0 && errno == EINVAL) {
     unlink(file.name.c_str());
     throw Error(ExitCode::checkpoint,
@@ -139,8 +142,12 @@ WorkingFiles::Ticket WorkingFiles::begin(size_t piece, std::byte* data, bool wri
 
 WorkingFiles::Times WorkingFiles::wait(Ticket ticket) {
   std::unique_lock lock(mutex_);
-  const auto found = jobs_.find(ticket);
-  if (found != jobs_.end()) ended_.wait(lock, [&] { return failure_ || found->second->over; });
+  auto found = jobs_.find(ticket);
+  // Another thread may await the same ticket and remove the job.
+  ended_.wait(lock, [&] {
+    found = jobs_.find(ticket);
+    return failure_ || found == jobs_.end() || found->second->over;
+  });
   if (failure_) std::rethrow_exception(failure_);
   if (found == jobs_.end()) return {};
   const Times times = found->second->times;

@@ -1,4 +1,4 @@
-"""Optimizer state on disk: the same checkpoints, its memory in the dry run, and drives that fail."""
+"""Optimizer state, weights and gradients on disk: the same checkpoints, memory in the dry run, drives that fail."""
 import json
 import os
 import time
@@ -28,12 +28,26 @@ class Disk(CheckpointCase):
         self.assertLessEqual({"lane update", "lane disk_read", "lane disk_write"}, names)
         self.assertEqual(list((self.folder / "drive").iterdir()), [])
 
+    def test_weights_and_gradients_may_lie_there_too(self):
+        """The run stops and goes on, and its last checkpoint is that of a run in memory."""
+        layout = overrides("precision.compute=bf16", "memory.recompute=block", "batch.micro=1")
+        both = ("memory.offload_parameters=disk", "memory.offload_gradients=disk")
+        whole, there = (overrides(f"run.out={name}") for name in ("plain", "all-there"))
+        self.train(self.config, *layout, *whole)
+        self.train(self.config, *layout, *there, *self.on_disk(*both), "--steps", "3")
+        self.train(self.config, *layout, *there, "--resume")
+        self.assert_same_checkpoint(self.checkpoint(6, "all-there"), self.checkpoint(6, "plain"))
+
     def test_the_dry_run_tells_places(self):
         usual = json.loads(self.succeed("train", self.config, "--dry-run", "--json"))
         on_disk = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *self.on_disk()))
         self.assertGreaterEqual(on_disk["disk_moments_bytes"], usual["moments_bytes"])
         self.assertNotIn("disk_moments_bytes", usual)
         self.assertIn("moments on disk", self.succeed("train", self.config, "--dry-run", *self.on_disk()))
+        both = self.on_disk("memory.offload_parameters=disk", "memory.offload_gradients=disk")
+        all_there = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *both))
+        self.assertGreaterEqual(all_there["disk_weights_bytes"], usual["weights_bytes"])
+        self.assertGreaterEqual(all_there["disk_gradients_bytes"], usual["gradients_bytes"])
 
     def test_a_drive_that_changes_bits_ends_the_run(self):
         run = self.start("train", self.config, *self.on_disk("run.out=damaged", "run.steps=100000",
@@ -69,6 +83,12 @@ class Disk(CheckpointCase):
                     "train", self.config, *missing)
         self.refuse(USAGE, ["memory.disk_path: must be given, as memory.offload_optimizer is disk"],
                     "config", "check", self.config, *overrides("memory.offload_optimizer=disk"))
+        self.refuse(USAGE, ["memory.offload_parameters", "memory.offload_optimizer is disk"], "config", "check",
+                    self.config, *overrides("memory.offload_parameters=disk"))
+        for key in ("parameters", "gradients"):
+            self.refuse(USAGE, [f"memory.offload_{key} = \"disk\": needs parallel.zero = ", "with 2 data ranks"],
+                        "train", self.config, *self.on_disk(f"memory.offload_{key}=disk", "run.out=new"), "--ranks", 2,
+                        "--dry-run")
         self.refuse(USAGE, ["checkpoint.asynchronous = true: must be false with memory.offload_optimizer"],
                     "config", "check", self.config, *self.on_disk("checkpoint.asynchronous=true"))
         self.refuse(USAGE, ["memory.offload_optimizer", "muon"], "config", "check", self.config,

@@ -136,30 +136,42 @@ class PowerLoss(AsynchronousTest):
         for part, (ranks, settings) in enumerate([(1, ("checkpoint.every_steps=1",)), (RANKS, ()),
                                                   (1, ("checkpoint.asynchronous=false",))]):
             losses = options.power // 3 + (1 if part < options.power % 3 else 0)
-            reference, _ = self.reference_of(ranks, 0)
             run = self.run_of(f"power-{part}", ranks, 0)
-            log = self.folder / f"changes-{part}"
-            done = self.start(run, "threads", ranks, overrides(*settings), LOG=log)
-            self.assertEqual(done.wait(), [0], done.output())
-            changes = power_loss.read_changes(log)
-            for number, point in enumerate(sorted(draw.randint(0, len(changes)) for _ in range(losses))):
-                self.lose(changes[:point], run, ranks, reference, draw, self.folder / f"lost-{part}-{number}")
+            self.lose_power(run, ranks, lambda _, these=settings: these, losses, draw)
 
-    def lose(self, changes, run, ranks, reference, draw, target):
+    def test_with_working_files(self):
+        """State, weights and gradients lie in working files, whose names a loss may leave."""
+        on_disk = [f"memory.offload_{what}=disk" for what in ("optimizer", "parameters", "gradients")]
+        self.lose_power(self.run_of("power-working", 1, 0), 1,
+                        lambda run: ("checkpoint.asynchronous=false", *on_disk, f"memory.disk_path={run.out.parent}"),
+                        options.power, random.Random(f"{options.seed} working files"))
+
+    def lose_power(self, run, ranks, settings_of, losses, draw):
+        reference, _ = self.reference_of(ranks, 0)
+        log = self.folder / f"changes-{run.out.parent.name}"
+        done = self.start(run, "threads", ranks, overrides(*settings_of(run)), LOG=log)
+        self.assertEqual(done.wait(), [0], done.output())
+        changes = power_loss.read_changes(log)
+        for number, point in enumerate(sorted(draw.randint(0, len(changes)) for _ in range(losses))):
+            lost = self.run_of(f"lost-{run.out.parent.name}-{number}", ranks, 0)
+            self.lose(changes[:point], run, lost, draw)
+            done = self.start(lost, "threads", ranks, overrides(*settings_of(lost)))
+            self.assertEqual(done.wait(), [0], done.output())
+            self.assert_same_as(lost, reference)
+
+    def lose(self, changes, run, lost, draw):
+        """Puts the files of a run with these changes that a loss leaves into the folder of `lost`."""
         disk = power_loss.Disk(run.out.parent)
         for change in changes:
             disk.play(*change)
+        target = lost.out.parent / "left"
         disk.write_what_is_left(target, draw)
-        lost = self.run_of(f"{target.name}-run", ranks, 0)
-        if (target / "out").exists():
-            shutil.move(target / "out", lost.out)
+        for entry in target.iterdir():
+            shutil.move(entry, lost.out.parent)
         announced = max(map(int, re.findall(r"^checkpoint of step (\d+) saved in", disk.said, re.MULTILINE)), default=0)
         self.assertGreaterEqual(lost.newest_step(), announced, "what was announced as saved is lost")
         self.assertGreaterEqual(self.last_whole_record(lost), lost.newest_step(), "a checkpoint is ahead of its metrics")
         self.assert_sound(lost)
-        done = self.start(lost, "threads", ranks)
-        self.assertEqual(done.wait(), [0], done.output())
-        self.assert_same_as(lost, reference)
 
     @staticmethod
     def last_whole_record(run):

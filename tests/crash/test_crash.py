@@ -37,9 +37,9 @@ VARIANTS = {
         "model": {"norm": "rmsnorm", "activation": "swiglu", "positions": "rope", "num_kv_heads": 1,
                   "tied_head": False},
         "precision": {"compute": "bf16", "residual": "fp32"},
-        # Optimizer state on disk: the last checkpoint stays valid however the run ends.
+        # Optimizer state, weights and gradients on disk: the last checkpoint stays valid however the run ends.
         "memory": {"recompute": "every_nth", "recompute_interval": 2, "offload_optimizer": "disk",
-                   "disk_path": tempfile.gettempdir()},
+                   "offload_parameters": "disk", "offload_gradients": "disk", "disk_path": tempfile.gettempdir()},
         "checkpoint": {"every_steps": 3, "keep_last": KEEP_LAST, "asynchronous": False},
     },
 }

@@ -1,4 +1,4 @@
-// Optimizer state on disk gives the same bits as state in memory, in the planned memory.
+// Optimizer state, weights and gradients on disk give the same bits as in memory, in the planned memory.
 #include <string>
 #include <vector>
 
@@ -21,7 +21,10 @@ Overrides joined(const std::vector<Overrides>& parts) {
   return all;
 }
 
-void compare(const SmallLayout& layout, const Overrides& more) {
+const Overrides parameters = {"memory.offload_parameters=disk"};
+const Overrides gradients = {"memory.offload_gradients=disk"};
+
+void compare(const SmallLayout& layout, const Overrides& more, const Overrides& also_on_disk = {}) {
   const TemporaryFolder one, two;
   const Overrides on_disk = {"memory.offload_optimizer=disk",
                              "memory.disk_path=" + one.path().string() + ":" + two.path().string()};
@@ -30,7 +33,7 @@ void compare(const SmallLayout& layout, const Overrides& more) {
     CHECK(rank.step.taken() == rank.plan.memory().arenas);
     CHECK(rank.plan.memory().arenas.total(MemoryPlace::disk) > 0);
   };
-  const RunConfig config = config_of(layout, joined({more, on_disk}));
+  const RunConfig config = config_of(layout, joined({more, on_disk, also_on_disk}));
   // With other optimizers, part of the buffer of state ends within a page.
   if (config.optimizer.type == OptimizerKind::adamw) check_touched_after(wrapping, config, layout.world_size());
   constexpr int steps = 3;
@@ -63,6 +66,24 @@ TEST_CASE("optimizer state on disk has the bits of state in memory, over ZeRO st
   }
 }
 
+TEST_CASE("weights and gradients on disk have the bits of those in memory") {
+  const std::vector<SmallLayout> layouts = {
+      {1, 1, {}},
+      {1, 2, {"parallel.zero=3"}},
+      {2, 1, {"parallel.sequence=true", "model.tied_head=true"}},
+      {.tensor = 1, .data = 2, .overrides = {"parallel.zero=3", "model.tied_head=true"}, .pipeline = 2}};
+  for (size_t i = 0; i < layouts.size(); ++i) {
+    INFO(i);
+    const Overrides more = {i % 2 == 0 ? "precision.compute=bf16" : "precision.compute=fp32", "optimizer.clip_norm=0.5",
+                            "memory.recompute=block"};
+    compare(layouts[i], more, parameters);
+    if (layouts[i].pipeline == 1) compare(layouts[i], more, joined({parameters, gradients}));
+  }
+  compare({1, 2, {"parallel.zero=2"}}, {"optimizer.type=adamw-8bit"}, gradients);
+  compare({1, 2, {"parallel.zero=1"}}, {"precision.compute=bf16"}, {"memory.offload_optimizer_share=0.5"});
+  compare({1, 1, {}}, {"precision.compute=bf16-pure"}, joined({parameters, gradients}));
+}
+
 TEST_CASE("the state of each optimizer may lie on disk") {
   for (const Overrides& optimizer : optimizers) {
     INFO(optimizer.front());
@@ -75,8 +96,15 @@ TEST_CASE("the state of each optimizer may lie on disk in every precision and Ze
     for (const char* precision : {"fp32", "bf16", "bf16-pure"}) {
       for (const char* zero : {"0", "1", "2", "3"}) {
         INFO(optimizer.front() << " " << precision << " " << zero);
-        compare({1, 2, {std::string("parallel.zero=") + zero}},
-                joined({optimizer, {std::string("precision.compute=") + precision}}));
+        const SmallLayout layout{1, 2, {std::string("parallel.zero=") + zero}};
+        const Overrides more = joined({optimizer, {std::string("precision.compute=") + precision}});
+        compare(layout, more);
+        const std::string& type = optimizer.front();
+        const bool reads_once =
+            type != "optimizer.type=adafactor" && type != "optimizer.type=lamb" && type != "optimizer.type=lars";
+        if (*zero == '3') compare(layout, more, parameters);
+        if (*zero >= '2' && reads_once) compare(layout, more, gradients);
+        if (*zero == '3' && reads_once) compare({1, 1, {}}, more, joined({parameters, gradients}));
       }
     }
   }

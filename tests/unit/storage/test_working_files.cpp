@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 #include <fstream>
 #include <functional>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <sys/resource.h>
@@ -133,6 +134,28 @@ TEST_CASE("a bit that flips in a working file is found, and file and piece are n
   CHECK(message.find((folder.path() / "gptrain-").string()) != std::string::npos);
   CHECK(message.find("unit 1, block 1") != std::string::npos);
   CHECK(message_of([&] { files.read(0, data.data()); }) == message);  // nothing works from there on
+}
+
+TEST_CASE("a drive that goes away is told with file and piece") {
+  const TemporaryFolder folder;
+  for (const bool uring : {true, false}) {
+    WorkingFiles files(options_of({folder.path()}, uring), pieces);
+    Pages data(pieces[1].bytes);
+    files.write(1, data.data());
+    fs::resize_file(open_file_in(folder.path()), 0);
+    const std::string message = message_of([&] { files.read(1, data.data()); });
+    CHECK(message.find("cannot read the working file " + (folder.path() / "gptrain-").string()) == 0);
+    CHECK(message.find("unit 1, block ") != std::string::npos);
+    CHECK(message.find("Input/output error") != std::string::npos);
+  }
+}
+
+TEST_CASE("names that a power loss has left are no obstacle") {
+  const TemporaryFolder folder;
+  for (int number = 0; number < 100; ++number)
+    std::ofstream(folder.path() / fmt::format("gptrain-{}-{}-rank-5.state", getpid(), number)) << "left";
+  const WorkingFiles files(options_of({folder.path()}), pieces);
+  CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 100);
 }
 
 TEST_CASE("a folder that cannot hold working files is refused before the run") {

@@ -1,0 +1,58 @@
+// Sums of gradients on disk, from the passes that make them to the updates that read them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "ops/backend.h"
+#include "parallel/groups.h"
+#include "parallel/parameters.h"
+#include "storage/working_files.h"
+
+namespace gptrain::inline parallel {
+
+// Moves this rank's pieces of summed gradients between buckets and working files, through the slots of
+// ParameterStore::gradient_slots. Writes go on while the next units are computed. Used by the rank's thread.
+//
+// With ZeRO 2 and 3 the sum over ranks of each micro-batch is added to the piece. Else a bucket begins with the sum of
+// earlier micro-batches (Sharding::buckets_hold_sums), so that the ops add to it as they add to gradients in memory.
+class AwayGradients {
+ public:
+  // Borrows all. `files`: null in a plan, which only logs reads and writes.
+  AwayGradients(const ParameterStore& parameters, RankGroups& groups, Backend& backend, WorkingFiles* files);
+  // Waits for the writes under way.
+  ~AwayGradients();
+  AwayGradients(const AwayGradients&) = delete;
+  AwayGradients& operator=(const AwayGradients&) = delete;
+
+  // Fills a unit's bucket with the sum of earlier micro-batches. REQUIRES: Sharding::buckets_hold_sums.
+  void load(int64_t unit, std::byte* bucket);
+  // Puts the rank's piece of a bucket into the unit's slot; with ZeRO 2 and 3 added to the sum of earlier
+  // micro-batches.
+  void take(int64_t unit, const std::byte* bucket, int64_t micro_batch);
+  // Begins to write the unit's slot, which `take` has filled.
+  void write(int64_t unit);
+  // Waits until all are written. Call before updates read them.
+  void finish();
+
+ private:
+  struct Write {
+    int64_t unit;
+    WorkingFiles::Ticket ticket;
+    EventLog* log;
+    int64_t event;
+  };
+  void read(int64_t unit);
+  void await_slot(int64_t unit);
+  void end(const Write& write);
+
+  const ParameterStore& parameters_;
+  RankGroups& groups_;
+  Backend& backend_;
+  WorkingFiles* const files_;
+  std::deque<Write> writes_;  // under way, oldest first
+};
+
+}  // namespace gptrain::parallel
