@@ -29,8 +29,6 @@ std::string look_up(std::span<const Aliases> table, const std::string& name) {
 // Keys of other trainers that have no counterpart, under the text of their refusal.
 std::span<const Aliases> absent_keys() {
   static const std::vector<Aliases> table = {
-      {"gptrain has no ring attention: ranks that share sequences (parallel.context) exchange tokens for heads",
-       {"ring_attention", "ring_degree", "cp_comm_type"}},
       {"gptrain does not spread experts over ranks: every data rank has all, cut over the tensor ranks",
        {"expert_parallel", "ep", "ep_size", "expert_parallel_degree", "expert_parallel_size",
         "expert_model_parallel_size"}},
@@ -129,6 +127,8 @@ std::span<const Aliases> key_aliases() {
        {"tensor_model_parallel_size", "tensor_parallel_size", "tensor_parallel_degree", "tensor_parallel", "tp"}},
       {"parallel.context",
        {"context_parallel_size", "context_parallel_degree", "cp", "cp_size", "ulysses_degree", "sp_size"}},
+      {"parallel.context_method", {"cp_comm_type"}},
+      {R"(parallel.context_method = "ring")", {"ring_attention", "ring_degree"}},
       {"parallel.pipeline",
        {"pipeline_model_parallel_size", "pipeline_parallel_size", "pipeline_parallel_degree", "pp"}},
       {R"(parallel.rank_order = "tensor-pipeline-data")", {"use_tp_pp_dp_mapping"}},
