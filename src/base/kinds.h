@@ -38,6 +38,10 @@ constexpr EnumArray<PipelineOrder, std::string_view, 6> pipeline_order_names = {
 // Order of the mesh's axes in rank numbers (mesh/mesh.h).
 enum class RankOrder : uint8_t { tensor_data_pipeline, tensor_pipeline_data };
 constexpr EnumArray<RankOrder, std::string_view, 2> rank_order_names = {"tensor-data-pipeline", "tensor-pipeline-data"};
+// Attention of ranks that share sequences: the ranks exchange tokens for heads, or each keeps its queries and receives
+// the others' keys and values (arXiv 2310.01889).
+enum class ContextMethod : uint8_t { automatic, heads, ring };
+constexpr EnumArray<ContextMethod, std::string_view, 3> context_method_names = {"auto", "heads", "ring"};
 // The matrix that projects the rows of a linear's input (arXiv 2201.13195): normal numbers, signs, cosines of random
 // frequencies, or a selection of rows.
 enum class ProjectionKind : uint8_t { gauss, rademacher, dct, rows };

@@ -5,10 +5,12 @@
 
 namespace gptrain::inline base {
 
-// A rank's place among the ranks that share sequences. Each has an equal run of a sequence's tokens, in rank order.
+// A rank's place among the ranks that share sequences. Each has an equal part of a sequence's tokens: one run, in rank
+// order, or of 2 * size equal runs a pair, those numbered rank and 2 * size - 1 - rank.
 struct ContextRank {
   int64_t size = 1;
   int64_t rank = 0;
+  bool has_pair = false;
 };
 
 // Rows of sequences that lie one after the other, `length` rows of each. The rows of a sequence are one run of
@@ -24,9 +26,17 @@ struct TokenRows {
   [[gnu::always_inline]] static constexpr TokenRows whole(int64_t length) {
     return {.length = length, .first_length = length};
   }
-  // Returns a rank's rows of sequences of `length` tokens. REQUIRES: place.size divides length.
+  // Returns a rank's rows of sequences of `length` tokens. REQUIRES: place.size divides length, or twice place.size if
+  // ranks have pairs.
   [[gnu::always_inline]] static constexpr TokenRows part(int64_t length, ContextRank place) {
     const int64_t own = length / place.size;
+    if (place.has_pair && place.size > 1) {
+      const int64_t run = own / 2;
+      return {.length = own,
+              .first_length = run,
+              .first = place.rank * run,
+              .second = (2 * place.size - 1 - place.rank) * run};
+    }
     return {.length = own, .first_length = own, .first = place.rank * own};
   }
 

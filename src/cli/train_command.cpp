@@ -18,6 +18,7 @@
 #include "cli/environment.h"
 #include "cli/option_checks.h"
 #include "comm/bootstrap.h"
+#include "config/context_method.h"
 #include "config/elastic.h"
 #include "config/load.h"
 #include "config/parallelism.h"
@@ -246,9 +247,10 @@ void dry_run(const TrainArguments& arguments) {
   for (const std::string* path : {&arguments.trace, &arguments.timeline, &arguments.memory_curve, &arguments.html})
     if (!path->empty()) check_can_write(*path, ExitCode::usage);
   const int64_t started = planned_world_size(arguments);
-  const RunConfig config = load_config(arguments.config, arguments.overrides, started);
+  RunConfig config = load_config(arguments.config, arguments.overrides, started);
   const int64_t world_size = training_ranks(config, started);
   const PlannedMachine machine = planned_machine(arguments, config, world_size);
+  settle_context_method(config, leaves_node(config.parallel, machine.target.ranks_per_node));
   refuse_same_file({"--trace", arguments.trace}, {"--timeline", arguments.timeline});
   refuse_same_file({"--trace", arguments.trace}, {"--memory-curve", arguments.memory_curve});
   refuse_same_file({"--timeline", arguments.timeline}, {"--memory-curve", arguments.memory_curve});

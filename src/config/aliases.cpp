@@ -126,6 +126,8 @@ std::span<const Aliases> key_aliases() {
        {"tensor_model_parallel_size", "tensor_parallel_size", "tensor_parallel_degree", "tensor_parallel", "tp"}},
       {"parallel.context",
        {"context_parallel_size", "context_parallel_degree", "cp", "cp_size", "ulysses_degree", "sp_size"}},
+      {"parallel.context_method", {"cp_comm_type"}},
+      {R"(parallel.context_method = "ring")", {"ring_attention", "ring_degree"}},
       {"parallel.pipeline",
        {"pipeline_model_parallel_size", "pipeline_parallel_size", "pipeline_parallel_degree", "pp"}},
       {R"(parallel.rank_order = "tensor-pipeline-data")", {"use_tp_pp_dp_mapping"}},

@@ -134,8 +134,17 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                 "ranks that share each layer; divides num_heads and ffn_hidden_size")
               .changeable(),
           field("parallel.context", &RunConfig::parallel, &P::context, IntegerRule{1, 1 << 16, {}},
-                "ranks that share each sequence: each has a part of its tokens, and for attention they exchange tokens "
-                "for heads; divides model.sequence_length and the heads of a tensor rank")
+                "ranks that share each sequence: each has a part of its tokens; divides model.sequence_length")
+              .changeable(),
+          words<P, ContextMethod>("parallel.context_method", &RunConfig::parallel, &P::context_method,
+                                  named_words<ContextMethod>(context_method_names), {},
+                                  "attention of ranks that share sequences: heads, they exchange tokens for heads, "
+                                  "which they must divide; ring, each has an early and a late run of tokens, and "
+                                  "receives the other ranks' keys and values; auto: heads where they divide and the "
+                                  "ranks are on one node, else ring")
+              .only_with(
+                  {"parallel.context", "parallel.context is greater than 1",
+                   when(&RunConfig::parallel, [](const ParallelConfig& parallel) { return parallel.context > 1; })})
               .changeable(),
           field("parallel.pipeline", &RunConfig::parallel, &P::pipeline, IntegerRule{1, 1 << 16, {}},
                 "stages that share the layers; at most model.num_layers")

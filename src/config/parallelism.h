@@ -3,6 +3,9 @@
 
 #include <cstdint>
 
+#include "base/kinds.h"
+#include "base/token_rows.h"
+
 namespace gptrain::inline config {
 
 // Returns the number of ranks that work on one sample, and so on one micro-batch. `Sizes` has the sizes of the axes, as
@@ -10,6 +13,12 @@ namespace gptrain::inline config {
 template <typename Sizes>
 constexpr int64_t ranks_of_model(const Sizes& sizes) {
   return sizes.tensor * sizes.context * sizes.pipeline;
+}
+
+// Returns the place of a rank with that number on the context axis. `Sizes`: as ParallelConfig.
+template <typename Sizes>
+constexpr ContextRank context_place(const Sizes& parallel, int64_t rank) {
+  return {parallel.context, rank, parallel.context_method == ContextMethod::ring};
 }
 
 // Data that a ZeRO stage cuts into pieces, so that each data rank holds one (arXiv 1910.02054).

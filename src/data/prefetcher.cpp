@@ -75,6 +75,12 @@ struct Prefetcher::Impl {
     return !stopping;
   }
 
+  // Copies a rank's rows of a sequence.
+  static void copy_rows(const TokenRows& own, const int32_t* sequence, int32_t* to) {
+    std::copy_n(sequence + own.first, own.first_length, to);
+    std::copy_n(sequence + own.second, own.length - own.first_length, to + own.first_length);
+  }
+
   bool fill(int64_t micro_batch) {
     const MicroBatch& target = slot(micro_batch);
     for (int64_t b = 0; b < shape.batch; ++b) {
@@ -89,8 +95,8 @@ struct Prefetcher::Impl {
         continue;
       }
       dataset.read(target.sample_ids[b], whole_tokens, whole_targets, document_starts);
-      std::copy_n(whole_tokens + own.first, own.length, target.tokens + row);
-      std::copy_n(whole_targets + own.first, own.length, target.targets + row);
+      copy_rows(own, whole_tokens, target.tokens + row);
+      copy_rows(own, whole_targets, target.targets + row);
     }
     return true;
   }

@@ -113,6 +113,9 @@ CollectiveTime EventTimes::collective(const Event& event) const {
   const GroupSpan& place = places_[static_cast<size_t>(event.place.group)];
   const auto bytes = static_cast<double>(event.bytes_moved);
   const Operation operation = operation_of(event);
+  // Ranks that share sequences send and receive together; the time of the send is that of both.
+  if (operation == Operation::receive && static_cast<GroupKind>(event.place.group) == GroupKind::context)
+    return {0, Algorithm::direct};
   if (machine_->cluster.measured) {
     return {measured_collective_seconds(*machine_->cluster.measured, machine_->way, std::llround(place.ranks),
                                         world_size_, operation, bytes),

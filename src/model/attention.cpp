@@ -59,8 +59,8 @@ AttentionBranch::AttentionBranch(const LayerContext& context, LayerLayout& layou
   const StepShape& shape = context.shape;
   const DType c = context.compute();
   const int64_t n = shape.rows();
-  // A core on parts of sequences saves the operands itself.
-  const bool saves_operands = !context.context.is_split();
+  // A core that exchanges tokens for heads saves the operands itself.
+  const bool saves_operands = !context.context.is_split() || context.context.is_ring();
   if (saves_operands || model().qk_norm || layout.keeps_products())
     fused_ = layout.save_product({"attention.qkv", c, n, q_width() + 2 * kv_width()});
   if (model().qk_norm) {

@@ -32,7 +32,8 @@ AttentionCore::AttentionCore(const LayerContext& context, LayerLayout& layout, c
                              int64_t first_head)
     : context_(context), layout_(layout), heads_(heads), design_(design), first_head_(first_head) {
   const StepShape& shape = context.shape;
-  lse_ = layout.save({"attention.lse", DType::f32, shape.batch * heads.queries, shape.sequence_length});
+  const int64_t queries = context.context.is_ring() ? shape.token_rows().length : shape.sequence_length;
+  lse_ = layout.save({"attention.lse", DType::f32, shape.batch * heads.queries, queries});
 }
 
 Dropout AttentionCore::dropout(const LayerCall& call) const {
@@ -54,54 +55,64 @@ AttentionMask AttentionCore::mask(const LayerCall& call) const {
           .max_documents = context_.shape.mask_documents ? context_.shape.max_documents : 0};
 }
 
-void AttentionCore::run_forward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o) const {
+AttentionForward AttentionCore::forward_op(const LayerCall& call, const QueryKeyValue& in, const Matrix& o) const {
   const StepShape& shape = context_.shape;
-  context_.backend.run(AttentionForward{.batch = shape.batch,
-                                        .sequence_length = shape.sequence_length,
-                                        .num_heads = heads_.queries,
-                                        .num_kv_heads = heads_.keys,
-                                        .head_size = model().head_size,
-                                        .scale = model().score_scale(),
-                                        .softcap = model().attention_softcap,
-                                        .mask = mask(call),
-                                        .dropout = dropout(call),
-                                        .q = in.q,
-                                        .k = in.k,
-                                        .v = in.v,
-                                        .o = o,
-                                        .lse = layout_.at(call, lse_),
-                                        .sinks = design_.sinks.norm(call),
-                                        .largest = largest_scores(call)});
+  return {.batch = shape.batch,
+          .sequence_length = shape.sequence_length,
+          .num_heads = heads_.queries,
+          .num_kv_heads = heads_.keys,
+          .head_size = model().head_size,
+          .scale = model().score_scale(),
+          .softcap = model().attention_softcap,
+          .mask = mask(call),
+          .dropout = dropout(call),
+          .q = in.q,
+          .k = in.k,
+          .v = in.v,
+          .o = o,
+          .lse = layout_.at(call, lse_),
+          .sinks = design_.sinks.norm(call),
+          .largest = largest_scores(call)};
+}
+
+AttentionBackward AttentionCore::backward_op(const LayerCall& call, const QueryKeyValue& in, const Matrix& o,
+                                             const Matrix& d_o, const QueryKeyValue& d_in) const {
+  const StepShape& shape = context_.shape;
+  return {.batch = shape.batch,
+          .sequence_length = shape.sequence_length,
+          .num_heads = heads_.queries,
+          .num_kv_heads = heads_.keys,
+          .head_size = model().head_size,
+          .scale = model().score_scale(),
+          .softcap = model().attention_softcap,
+          .mask = mask(call),
+          .dropout = dropout(call),
+          .q = in.q,
+          .k = in.k,
+          .v = in.v,
+          .o = o,
+          .lse = layout_.at(call, lse_),
+          .d_o = d_o,
+          .dq = d_in.q,
+          .dk = d_in.k,
+          .dv = d_in.v,
+          .sinks = design_.sinks.norm(call),
+          .d_sinks = design_.head_sums.at(call, design_.sinks_sum),
+          .fixed_bits = shape.deterministic};
+}
+
+void AttentionCore::run_forward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o) const {
+  context_.backend.run(forward_op(call, in, o));
 }
 
 void AttentionCore::run_backward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o, const Matrix& d_o,
                                  const QueryKeyValue& d_in) const {
-  const StepShape& shape = context_.shape;
-  context_.backend.run(AttentionBackward{.batch = shape.batch,
-                                         .sequence_length = shape.sequence_length,
-                                         .num_heads = heads_.queries,
-                                         .num_kv_heads = heads_.keys,
-                                         .head_size = model().head_size,
-                                         .scale = model().score_scale(),
-                                         .softcap = model().attention_softcap,
-                                         .mask = mask(call),
-                                         .dropout = dropout(call),
-                                         .q = in.q,
-                                         .k = in.k,
-                                         .v = in.v,
-                                         .o = o,
-                                         .lse = layout_.at(call, lse_),
-                                         .d_o = d_o,
-                                         .dq = d_in.q,
-                                         .dk = d_in.k,
-                                         .dv = d_in.v,
-                                         .sinks = design_.sinks.norm(call),
-                                         .d_sinks = design_.head_sums.at(call, design_.sinks_sum),
-                                         .fixed_bits = shape.deterministic});
+  context_.backend.run(backward_op(call, in, o, d_o, d_in));
 }
 
 std::unique_ptr<AttentionCore> make_attention_core(const LayerContext& context, LayerLayout& layout,
                                                    const AttentionCore::Design& design) {
+  if (context.context.is_ring()) return make_ring_attention(context, layout, design);
   if (context.context.is_split()) return make_attention_by_heads(context, layout, design);
   return std::make_unique<WholeAttention>(context, layout, design);
 }

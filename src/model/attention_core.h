@@ -46,12 +46,16 @@ class AttentionCore {
   virtual bool reads_operands() const = 0;
 
  protected:
-  // `heads`: numbers of the heads for which this rank runs the attention ops, over whole sequences. `first_head`:
-  // number in the model of the first.
+  // `heads`: numbers of the heads for which this rank runs the attention ops. `first_head`: number in the model of the
+  // first.
   AttentionCore(const LayerContext& context, LayerLayout& layout, const Design& design, HeadCounts heads,
                 int64_t first_head);
 
-  // Run the attention ops of this rank's heads on rows of whole sequences.
+  // RETURN the ops of this rank's heads on rows of whole sequences.
+  AttentionForward forward_op(const LayerCall& call, const QueryKeyValue& in, const Matrix& o) const;
+  AttentionBackward backward_op(const LayerCall& call, const QueryKeyValue& in, const Matrix& o, const Matrix& d_o,
+                                const QueryKeyValue& d_in) const;
+  // Run these ops.
   void run_forward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o) const;
   void run_backward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o, const Matrix& d_o,
                     const QueryKeyValue& d_in) const;
@@ -77,8 +81,10 @@ class AttentionCore {
 // layout outlive it; it is made before layout.finish().
 std::unique_ptr<AttentionCore> make_attention_core(const LayerContext& context, LayerLayout& layout,
                                                    const AttentionCore::Design& design);
-// The second of the two.
+// RETURN the cores of a rank with parts of sequences.
 std::unique_ptr<AttentionCore> make_attention_by_heads(const LayerContext& context, LayerLayout& layout,
                                                        const AttentionCore::Design& design);
+std::unique_ptr<AttentionCore> make_ring_attention(const LayerContext& context, LayerLayout& layout,
+                                                   const AttentionCore::Design& design);
 
 }  // namespace gptrain::model

@@ -13,6 +13,8 @@ struct ContextParallel {
   Lane* lane = nullptr;           // null: one rank
 
   bool is_split() const { return place.size > 1; }
+  // Whether ranks receive keys and values of others (ContextMethod::ring); false: they exchange tokens for heads.
+  bool is_ring() const { return is_split() && place.has_pair; }
 };
 
 }  // namespace gptrain::model

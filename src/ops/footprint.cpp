@@ -54,16 +54,20 @@ Flops twice_counted_pairs(const AttentionMask& mask, int64_t tokens, int64_t hea
 
 // Counts products of attention over the (query, key) pairs of each head: model FLOPs over attending pairs, executed
 // FLOPs over whole tiles. Pairs in different documents count as attending, since only the device knows them.
+// `part`: null if the op has whole sequences.
 template <typename Op>
-void count_attention(const Op& op, int64_t products_in_model, int64_t products_executed, Footprint& footprint) {
+void count_attention(const Op& op, const AttentionPart* part, int64_t products_in_model, int64_t products_executed,
+                     Footprint& footprint) {
   footprint.products.dtype = op.q.dtype;
   footprint.products.count = op.batch * op.num_heads;
   footprint.products.m = footprint.products.n = op.sequence_length;
   footprint.products.k = op.head_size;
   const auto sequences = static_cast<Flops>(op.batch);
-  footprint.model_flops = twice_counted_pairs(op.mask, op.sequence_length, op.num_heads) *
-                          static_cast<Flops>(op.head_size) * sequences * static_cast<Flops>(products_in_model);
-  const int64_t tiles = executed_attention_tiles(op.mask, op.sequence_length, op.num_heads);
+  const Flops pairs = part != nullptr ? wide(op.num_heads) * twice_counted_pairs(op.mask, op.sequence_length, *part)
+                                      : twice_counted_pairs(op.mask, op.sequence_length, op.num_heads);
+  footprint.model_flops = pairs * static_cast<Flops>(op.head_size) * sequences * static_cast<Flops>(products_in_model);
+  const int64_t tiles = part != nullptr ? executed_attention_tiles(op.mask, op.sequence_length, *part, op.num_heads)
+                                        : executed_attention_tiles(op.mask, op.sequence_length, op.num_heads);
   footprint.executed_flops = product_flops(attention_query_tile, attention_key_tile, op.head_size) *
                              static_cast<Flops>(tiles) * sequences * static_cast<Flops>(products_executed);
 }
@@ -97,19 +101,34 @@ void add_cost(const LinearBackwardWeight& op, const Target&, Footprint& footprin
   footprint.products = product_shape(op.dy.dtype, op.dw.rows, op.dw.cols, op.dy.rows);
 }
 
-void add_cost(const AttentionForward& op, const Target& target, Footprint& footprint) {
-  count_attention(op, 2, 2, footprint);  // q k^T, p v
+void add_forward_cost(const AttentionForward& op, const AttentionPart* part, const Target& target,
+                      Footprint& footprint) {
+  count_attention(op, part, 2, 2, footprint);  // q k^T, p v
   footprint.products.kind = ProductShape::Kind::attention_forward;
   if (!on_cpu(target)) footprint.products.own = own_attention(op, target.compute_capability);
 }
 
 // dv, dp, dq, dk; executed: q k^T once more. gptrain's own GPU kernel uses no atomics, so it computes the scores and dp
 // twice: for dk and dv, and for dq.
-void add_cost(const AttentionBackward& op, const Target& target, Footprint& footprint) {
+void add_backward_cost(const AttentionBackward& op, const AttentionPart* part, const Target& target,
+                       Footprint& footprint) {
   const OwnAttention own = on_cpu(target) ? OwnAttention::no : own_attention(op, target.compute_capability);
-  count_attention(op, 4, own == OwnAttention::no ? library_backward_products : own_backward_products, footprint);
+  count_attention(op, part, 4, own == OwnAttention::no ? library_backward_products : own_backward_products, footprint);
   footprint.products.kind = ProductShape::Kind::attention_backward;
   footprint.products.own = own;
+}
+
+void add_cost(const AttentionForward& op, const Target& target, Footprint& footprint) {
+  add_forward_cost(op, nullptr, target, footprint);
+}
+void add_cost(const AttentionBackward& op, const Target& target, Footprint& footprint) {
+  add_backward_cost(op, nullptr, target, footprint);
+}
+void add_cost(const AttentionPartForward& op, const Target& target, Footprint& footprint) {
+  add_forward_cost(op.of, &op.part, target, footprint);
+}
+void add_cost(const AttentionPartBackward& op, const Target& target, Footprint& footprint) {
+  add_backward_cost(op.of, &op.part, target, footprint);
 }
 
 // Rows and columns are summed in two passes.
@@ -234,6 +253,16 @@ std::string text_of(const QueryKeyBackward& op) { return heads_text(op.dq, op.dk
 std::string text_of(const AttentionForward& op) { return attention_text(op); }
 
 std::string text_of(const AttentionBackward& op) { return attention_text(op); }
+
+template <typename Op>
+std::string part_text(const Op& op) {
+  return fmt::format("{} from={} keys={} from={}", attention_text(op.of), op.part.first_query, op.part.keys,
+                     op.part.first_key);
+}
+
+std::string text_of(const AttentionPartForward& op) { return part_text(op); }
+
+std::string text_of(const AttentionPartBackward& op) { return part_text(op); }
 
 std::string text_of(const ActivationForward& op) { return activation_text(op); }
 

@@ -134,4 +134,7 @@ inline int64_t gpu_scratch_bytes(const AttentionBackward& op) {
   return fused_attention_table_bytes(op) + std::max(sums * dtype_bytes(DType::f32), fused_attention_scratch_bytes(op));
 }
 
+inline int64_t gpu_scratch_bytes(const AttentionPartForward& op) { return gpu_scratch_bytes(op.of); }
+inline int64_t gpu_scratch_bytes(const AttentionPartBackward& op) { return gpu_scratch_bytes(op.of); }
+
 }  // namespace gptrain::ops

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 
+#include "base/int128.h"
 #include "ops/attention_mask.h"
 
 namespace gptrain::inline ops {
@@ -61,11 +62,19 @@ struct KeyRuns {
   }
 };
 
+// Runs of a sequence's tokens: `keys` tokens from first_key on, and queries from first_query on.
+struct AttentionPart {
+  int64_t first_query = 0, first_key = 0;
+  int64_t keys = 0;
+};
+
 // The mask of one head in one sequence. `several_runs` false: for patterns with AttentionPattern::one_run() only, in
 // less code.
 template <bool several_runs>
 struct KeyTiles {
-  int tokens = 0;
+  int tokens = 0;                      // queries, and keys of a whole sequence
+  int first_query = 0, first_key = 0;  // tokens of the first places: 0 but in a part
+  int natural_count = 0;               // keys in the natural order
   bool causal = true;
   AttentionKind kind = AttentionKind::dense;
   int width = 0, columns = 0, global = 0;
@@ -79,7 +88,7 @@ struct KeyTiles {
   [[gnu::always_inline]] static constexpr KeyTiles of(const AttentionMask& mask, int64_t tokens, int64_t head,
                                                       const int32_t* starts) {
     KeyTiles tiles;
-    tiles.tokens = static_cast<int>(tokens);
+    tiles.tokens = tiles.natural_count = static_cast<int>(tokens);
     tiles.causal = mask.causal;
     tiles.document_starts = starts;
     const AttentionPattern& pattern = mask.pattern;
@@ -96,6 +105,22 @@ struct KeyTiles {
       tiles.class_places = (tiles.tokens + tiles.width - 1) / tiles.width;
       tiles.first_column = tiles.column_of_set(static_cast<int>(head % pattern.column_sets));
     }
+    return tiles;
+  }
+
+  // Tiles of some queries and keys of a sequence whose document starts are given. In a part, some queries may see no
+  // key, and some keys no query. REQUIRES: mask.pattern.one_run().
+  [[gnu::always_inline]] static constexpr KeyTiles of_part(const AttentionMask& mask, int64_t queries,
+                                                           const AttentionPart& part, const int32_t* starts) {
+    KeyTiles tiles;
+    tiles.tokens = static_cast<int>(queries);
+    tiles.first_query = static_cast<int>(part.first_query);
+    tiles.first_key = static_cast<int>(part.first_key);
+    tiles.natural_count = static_cast<int>(part.keys);
+    tiles.causal = mask.causal;
+    tiles.document_starts = starts;
+    tiles.kind = mask.pattern.kind;
+    tiles.width = static_cast<int>(mask.pattern.width);
     return tiles;
   }
 
@@ -137,10 +162,10 @@ struct KeyTiles {
   }
   // RETURNS the token of the query at a place, `tokens` or more if the place is empty.
   [[gnu::always_inline]] constexpr int query_token(int place) const {
-    return several_runs && picked_queries ? picked_token(place) : place;
+    return several_runs && picked_queries ? picked_token(place) : first_query + place;
   }
   [[gnu::always_inline]] constexpr int num_keys(bool picked) const {
-    return several_runs && picked ? num_picked() : tokens;
+    return several_runs && picked ? num_picked() : natural_count;
   }
   // RETURNS the tiles of keys of an order that this pass may see.
   [[gnu::always_inline]] constexpr int num_key_tiles(bool picked) const {
@@ -148,23 +173,24 @@ struct KeyTiles {
     return (keys + attention_tile - 1) / attention_tile;
   }
   [[gnu::always_inline]] constexpr int key_token(int place, bool picked) const {
-    return several_runs && picked ? picked_token(place) : place;
+    return several_runs && picked ? picked_token(place) : first_key + place;
   }
 
-  // RETURNS the keys of this pass that a token's query sees. REQUIRES: 0 <= query < tokens.
+  // RETURNS the keys of this pass that a token's query sees.
   [[gnu::always_inline]] constexpr SeenKeys seen(int query) const {
     const int start = document_start(query);
     const int pattern_first = first_local(query);
     const int first = pattern_first > start ? pattern_first : start;
-    SeenKeys keys;
-    keys.local = {first, causal ? query + 1 : tokens};
-    keys.global = {first, first};
+    SeenKeys result;
+    result.local = {first > first_key ? first - first_key : 0,
+                    causal ? smaller_of(query + 1 - first_key, natural_count) : natural_count};
+    result.global = {first, first};
     if constexpr (several_runs) {
-      if (!natural_keys) keys.local.end = first;
-      if (natural_keys && start < global && start < first) keys.global = {start, global < first ? global : first};
-      if (picked_keys) keys.picked = seen_picked(query, start > global ? start : global);
+      if (!natural_keys) result.local.end = first;
+      if (natural_keys && start < global && start < first) result.global = {start, global < first ? global : first};
+      if (picked_keys) result.picked = seen_picked(query, start > global ? start : global);
     }
-    return keys;
+    return result;
   }
 
   // RETURNS the keys that a tile of queries sees, as runs of tiles. Every tile of the runs has a key that one of
@@ -213,8 +239,11 @@ struct KeyTiles {
       if (first < global) return {key.tile, all};
       if (kind == AttentionKind::fixed) return {key.tile, smaller_of(all, tiles_of({0, end_of_block(last)}).end)};
     }
-    if (kind == AttentionKind::dense) return {causal ? key.tile : 0, all};
-    return {key.tile, smaller_of(all, (last + width - 1) / attention_tile + 1)};
+    const int offset = first_key - first_query;
+    const int from = causal && first + offset > 0 ? (first + offset) / attention_tile : 0;
+    if (kind == AttentionKind::dense) return {from, all};
+    const int last_query = last + offset + width - 1;
+    return {from, last_query < 0 ? 0 : smaller_of(all, last_query / attention_tile + 1)};
   }
 
  private:
@@ -332,5 +361,10 @@ constexpr bool attention_sums_keys(const AttentionMask& mask, int64_t tokens) {
 
 // RETURNS the number of tiles that attention of one sequence executes: of all heads, without documents.
 int64_t executed_attention_tiles(const AttentionMask& mask, int64_t tokens, int64_t heads);
+// RETURNS the same for a part with so many queries.
+int64_t executed_attention_tiles(const AttentionMask& mask, int64_t queries, const AttentionPart& part, int64_t heads);
+// RETURNS twice the (query, key) pairs of a part that model FLOPs count for a head: those of all parts of a dense
+// sequence add up to tokens^2 (AttentionPattern::twice_counted_pairs).
+Flops twice_counted_pairs(const AttentionMask& mask, int64_t queries, const AttentionPart& part);
 
 }  // namespace gptrain::ops

@@ -54,17 +54,20 @@ int64_t activation_cols(ActivationKind kind, const Matrix& narrow) {
   return is_gated(kind) ? 2 * narrow.cols : narrow.cols;
 }
 
+// `part`: null if the op has whole sequences.
 template <typename Op>
-void visit_attention(const Op& op, Access results, OperandVisitor& visit) {
+void visit_attention(const Op& op, const AttentionPart* part, Access results, OperandVisitor& visit) {
   const int64_t rows = op.batch * op.sequence_length;
+  const int64_t kv_rows = part != nullptr ? part->keys : rows;
   const DType dtype = op.q.dtype;
   visit.require(op.batch > 0 && op.sequence_length > 0 && op.head_size > 0, "a size is not positive");
   visit.require(divides(op.num_kv_heads, op.num_heads), "num_kv_heads must divide num_heads");
   visit.require(op.softcap >= 0, "softcap is negative");
   visit.reads("q", op.q, real(rows, op.num_heads * op.head_size));
-  visit.reads("k", op.k, exactly(dtype, rows, op.num_kv_heads * op.head_size));
-  visit.reads("v", op.v, exactly(dtype, rows, op.num_kv_heads * op.head_size));
-  visit.operand("o", op.o, results, exactly(dtype, rows, op.num_heads * op.head_size));
+  visit.reads("k", op.k, exactly(dtype, kv_rows, op.num_kv_heads * op.head_size));
+  visit.reads("v", op.v, exactly(dtype, kv_rows, op.num_kv_heads * op.head_size));
+  const DType result = part != nullptr && is_written(results) ? DType::f32 : dtype;
+  visit.operand("o", op.o, results, exactly(result, rows, op.num_heads * op.head_size));
   visit.operand("lse", op.lse, results, exactly(DType::f32, op.batch * op.num_heads, op.sequence_length));
   visit.looks_up("sinks", op.sinks, optional(vector(DType::f32, op.num_heads)));
   visit_dropout(op.dropout, TokenRows::whole(op.sequence_length), visit);
@@ -213,20 +216,52 @@ void for_each_operand(const QueryKeyBackward& op, OperandVisitor& visit) {
   visit.operand("k_gamma_sums", op.k_gamma_sums, Access::uncounted_write, vector(DType::f64, op.head_size));
 }
 
-void for_each_operand(const AttentionForward& op, OperandVisitor& visit) {
-  visit_attention(op, Access::write, visit);
+namespace {
+
+void visit_forward(const AttentionForward& op, const AttentionPart* part, OperandVisitor& visit) {
+  visit_attention(op, part, Access::write, visit);
   visit.operand("largest", op.largest, Access::uncounted_write, optional(vector(DType::f32, op.num_heads)));
   visit.require(!op.largest.given() || op.softcap == 0, "the largest score is not known beside a softcap");
 }
 
-void for_each_operand(const AttentionBackward& op, OperandVisitor& visit) {
-  visit_attention(op, Access::read, visit);
+void visit_backward(const AttentionBackward& op, const AttentionPart* part, OperandVisitor& visit) {
+  visit_attention(op, part, Access::read, visit);
+  const DType result = part != nullptr ? DType::f32 : op.q.dtype;
   visit.reads("d_o", op.d_o, like(op.o));
-  visit.writes("dq", op.dq, like(op.q));
-  visit.writes("dk", op.dk, like(op.k));
-  visit.writes("dv", op.dv, like(op.v));
+  visit.writes("dq", op.dq, exactly(result, op.q.rows, op.q.cols));
+  visit.writes("dk", op.dk, exactly(result, op.k.rows, op.k.cols));
+  visit.writes("dv", op.dv, exactly(result, op.v.rows, op.v.cols));
   visit.require(op.sinks.given() == op.d_sinks.given(), "sinks and d_sinks are given both or neither");
   visit.operand("d_sinks", op.d_sinks, Access::uncounted_write, optional(vector(DType::f64, op.num_heads)));
+}
+
+void visit_part(int64_t batch, const AttentionMask& mask, const AttentionPart& part, OperandVisitor& visit) {
+  visit.require(batch == 1 && part.keys > 0 && part.first_query >= 0 && part.first_key >= 0,
+                "a part is some queries and keys of one sequence");
+  visit.require(mask.pattern.one_run(), "a part has one run of keys");
+}
+
+}  // namespace
+
+void for_each_operand(const AttentionForward& op, OperandVisitor& visit) { visit_forward(op, nullptr, visit); }
+void for_each_operand(const AttentionBackward& op, OperandVisitor& visit) { visit_backward(op, nullptr, visit); }
+
+void for_each_operand(const AttentionPartForward& op, OperandVisitor& visit) {
+  visit_part(op.of.batch, op.of.mask, op.part, visit);
+  visit_forward(op.of, &op.part, visit);
+}
+
+void for_each_operand(const AttentionPartBackward& op, OperandVisitor& visit) {
+  visit_part(op.of.batch, op.of.mask, op.part, visit);
+  visit_backward(op.of, &op.part, visit);
+}
+
+void for_each_operand(const MergeAttention& op, OperandVisitor& visit) {
+  visit.reads("part_o", op.part_o, exactly(DType::f32, Form::any, Form::any));
+  visit.reads("part_lse", op.part_lse, exactly(DType::f32, Form::any, op.part_o.rows));
+  visit.require(divides(op.part_lse.rows, op.part_o.cols), "columns are not whole heads");
+  visit.updates("o", op.o, like(op.part_o));
+  visit.updates("lse", op.lse, like(op.part_lse));
 }
 
 void for_each_operand(const ActivationForward& op, OperandVisitor& visit) {

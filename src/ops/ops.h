@@ -26,6 +26,7 @@
 #include "ops/fp8_ops.h"
 #include "ops/keep_gradients.h"
 #include "ops/keep_residual.h"
+#include "ops/key_tiles.h"
 #include "ops/normal_values.h"
 #include "ops/projection.h"
 #include "ops/step_state.h"
@@ -263,6 +264,35 @@ struct AttentionBackward {
   bool fixed_bits = true;
 };
 
+// Attention of some of a sequence's queries over some of its keys, each a run of tokens (KeyTiles::of_part): `of` is
+// the op of the sequence with batch 1, sequence_length queries, k and v with part.keys rows, o in f32. A query that
+// sees none of these keys has o = 0 and lse = -infinity. Parts over all keys of a query are merged by MergeAttention.
+// Dropout drops the pairs that it drops in the whole sequence. document_starts and sample_ids are those of the
+// sequence. REQUIRES: mask.pattern.one_run().
+struct AttentionPartForward {
+  static constexpr std::string_view name = "attention_part_forward";
+  AttentionForward of;
+  AttentionPart part;
+};
+
+// Gradients of a part: dq, dk and dv, f32, are its share of the sums over all parts. o, lse and d_o are those of whole
+// attention.
+struct AttentionPartBackward {
+  static constexpr std::string_view name = "attention_part_backward";
+  AttentionBackward of;
+  AttentionPart part;
+};
+
+// Adds the attention of other keys: l = log(e^lse + e^part_lse), o = o e^(lse - l) + part_o e^(part_lse - l), lse = l,
+// for each query and head. Does not read part_o where part_lse is minus infinity. REQUIRES: lse is finite.
+struct MergeAttention {
+  static constexpr std::string_view name = "merge_attention";
+  Matrix part_o;    // [N, H D] f32
+  Matrix part_lse;  // [H, N] f32
+  Matrix o;         // like part_o, in and out
+  Matrix lse;       // like part_lse, in and out
+};
+
 // y = act(x + bias). gelu: y [N, f] from x [N, f]; gated: y = f(gate) * up with x = [gate | up], [N, 2 f], where f is
 // SiLU (swiglu) or GELU (geglu, geglu_tanh). x stays without the bias. With code_bits 2, 3 or 4 (REQUIRES not gated),
 // the codes of act'(x + bias) are written, too (few_bits.h).
@@ -382,6 +412,9 @@ struct AddSums {
 
 }  // namespace gptrain::ops
 
+// Ops of ranks that exchange keys and values of sequences which they share.
+#define GPTRAIN_FOR_EACH_PART_OP(X) X(AttentionPartForward) X(AttentionPartBackward) X(MergeAttention)
+
 // All ops, expanded into the declarations of backends, descriptions and tests.
 // clang-format off
 #define GPTRAIN_FOR_EACH_OP(X) \
@@ -392,5 +425,5 @@ struct AddSums {
   GPTRAIN_FOR_EACH_FACTORED(X) \
   GPTRAIN_FOR_EACH_NORMS(X) GPTRAIN_FOR_EACH_UPDATE(X) GPTRAIN_FOR_EACH_BLOCK_UPDATE(X) X(Cast) X(WeightedSum) \
   X(Add) X(AddSums) X(KeepGradients) X(KeepResidual) X(NormalValues) GPTRAIN_FOR_EACH_FP8_OP(X) X(EncodeBlocks) \
-  X(DecodeBlocks) GPTRAIN_FOR_EACH_PROJECTION(X) GPTRAIN_FOR_EACH_EXPERT_OP(X)
+  X(DecodeBlocks) GPTRAIN_FOR_EACH_PROJECTION(X) GPTRAIN_FOR_EACH_EXPERT_OP(X) GPTRAIN_FOR_EACH_PART_OP(X)
 // clang-format on

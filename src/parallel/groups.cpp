@@ -245,7 +245,8 @@ void RankGroups::start_lanes(bool threaded) {
 RankGroups::RankGroups(const StepConfig& config, World& world, ExtraSizes extra)
     : mesh_(make_mesh(config, world.size(), ExitCode::device, extra)),
       rank_(world.rank()),
-      at_(mesh_.coordinates(rank_)) {
+      at_(mesh_.coordinates(rank_)),
+      context_ranks_have_pairs_(context_place(config.parallel, 0).has_pair) {
   activity_ = &world.activity();
   if (num_stages() > 1) activity_->set_stage(stage());
   const std::vector<LaneGroup> of_lanes = lane_groups(config, extra);
@@ -278,7 +279,10 @@ RankGroups::RankGroups(const StepConfig& config, World& world, ExtraSizes extra)
 }
 
 RankGroups::RankGroups(const StepConfig& config, int64_t world_size, int64_t rank)
-    : mesh_(make_mesh(config, world_size)), rank_(rank), at_(mesh_.coordinates(rank_)) {
+    : mesh_(make_mesh(config, world_size)),
+      rank_(rank),
+      at_(mesh_.coordinates(rank_)),
+      context_ranks_have_pairs_(context_place(config.parallel, 0).has_pair) {
   const std::vector<LaneGroup> of_lanes = lane_groups(config);
   note_sizes(config, of_lanes);
   for (const LaneGroup& group : of_lanes) {

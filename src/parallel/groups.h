@@ -131,7 +131,9 @@ class RankGroups {
   int64_t num_stages() const { return mesh_.size(MeshAxis::pipeline); }
   int64_t stage() const { return at_[MeshAxis::pipeline]; }
   TensorRank on_tensor_axis() const { return {mesh_.size(MeshAxis::tensor), at_[MeshAxis::tensor]}; }
-  ContextRank on_context_axis() const { return {mesh_.size(MeshAxis::context), at_[MeshAxis::context]}; }
+  ContextRank on_context_axis() const {
+    return {mesh_.size(MeshAxis::context), at_[MeshAxis::context], context_ranks_have_pairs_};
+  }
   // Number of ranks that a batch is divided over, and this rank's number among them: ranks with different samples.
   int64_t num_sample_ranks() const { return mesh_.size(MeshAxis::data); }
   int64_t sample_rank() const { return at_[MeshAxis::data]; }
@@ -223,6 +225,7 @@ class RankGroups {
   Mesh mesh_;
   int64_t rank_;
   MeshPoint at_;
+  bool context_ranks_have_pairs_;
   bool linked_ = false;
   EventLog* log_ = nullptr;
   Activity* activity_ = nullptr;

@@ -41,7 +41,8 @@ class QuickSearch {
     for (const LayoutGroup& group : layout_groups(config_, world_size_, machine_.cluster.gpus_per_node)) {
       const bool is_simple =
           std::has_single_bit(static_cast<uint64_t>(group.tensor)) && group.tensor <= machine_.cluster.gpus_per_node;
-      const bool shares_alike = group.context == config_.parallel.context;
+      const bool shares_alike =
+          group.context == config_.parallel.context && group.context_method == config_.parallel.context_method;
       if (is_simple && shares_alike && group.pipeline <= most_stages) try_group(group);
     }
     keep_fastest();
@@ -53,8 +54,11 @@ class QuickSearch {
  private:
   void try_group(const LayoutGroup& group) {
     const int64_t sequences = config_.batch.global / group.data;
-    RunLayout layout{
-        .tensor = group.tensor, .context = group.context, .sequence = group.tensor > 1, .pipeline = group.pipeline};
+    RunLayout layout{.tensor = group.tensor,
+                     .context = group.context,
+                     .context_method = group.context_method,
+                     .sequence = group.tensor > 1,
+                     .pipeline = group.pipeline};
     layout.data = group.data;
     for (const int64_t micro : micros) {
       if (sequences % micro != 0) continue;
@@ -146,6 +150,8 @@ std::vector<std::string> settings_between(const RunLayout& own, const RunLayout&
   const auto word = [](auto names, auto value) { return std::string(names[static_cast<size_t>(value)]); };
   set("parallel.tensor", own.tensor != other.tensor, std::to_string(other.tensor));
   set("parallel.context", own.context != other.context, std::to_string(other.context));
+  set(context_method_key, own.context_method != other.context_method,
+      other.context == 1 ? "null" : std::string(context_method_names[other.context_method]));
   set("parallel.sequence", own.sequence != other.sequence, other.sequence ? "true" : "null");
   set("parallel.pipeline", own.pipeline != other.pipeline, std::to_string(other.pipeline));
   set(schedule_key, own.schedule != other.schedule,

@@ -132,6 +132,7 @@ const MicroBatchCosts& LayoutCosts::micro_batch(const RunLayout& layout, Recompu
                                                 size_t kind) {
   const MicroBatchKey key{.tensor = layout.tensor,
                           .context = layout.context,
+                          .context_method = layout.context_method,
                           .sequence = layout.sequence,
                           .micro = layout.micro,
                           .recompute = recompute,

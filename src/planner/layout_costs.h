@@ -128,6 +128,7 @@ class LayoutCosts {
   };
   struct MicroBatchKey {
     int64_t tensor, context;
+    ContextMethod context_method;
     bool sequence;
     int64_t micro;
     RecomputeKind recompute;

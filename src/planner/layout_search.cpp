@@ -34,10 +34,15 @@ std::string schedule_word(const RunLayout& layout) {
   return fmt::format("{} of {} chunks", name, layout.virtual_stages);
 }
 
+std::string context_word(const RunLayout& layout) {
+  if (layout.context == 1) return "1";
+  return fmt::format("{} {}", layout.context, context_method_names[layout.context_method]);
+}
+
 using ValueText = std::string (*)(const RunLayout& layout);
 constexpr std::array<std::pair<std::string_view, ValueText>, 11> value_texts = {{
     {"parallel.tensor", [](const RunLayout& layout) { return std::to_string(layout.tensor); }},
-    {"parallel.context", [](const RunLayout& layout) { return std::to_string(layout.context); }},
+    {"parallel.context", context_word},
     {"parallel.sequence", [](const RunLayout& layout) -> std::string { return layout.sequence ? "true" : "false"; }},
     {"parallel.pipeline", [](const RunLayout& layout) { return std::to_string(layout.pipeline); }},
     {schedule_key, schedule_word},

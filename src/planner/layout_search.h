@@ -21,6 +21,7 @@ namespace gptrain::inline planner {
 struct RunLayout {
   int64_t tensor = 1;
   int64_t context = 1;
+  ContextMethod context_method = ContextMethod::automatic;  // heads or ring if context > 1
   bool sequence = false;
   int64_t pipeline = 1;
   int64_t virtual_stages = 1;
@@ -52,8 +53,8 @@ struct RunLayout {
 };
 
 // Keys of a config that a search chooses.
-constexpr std::string_view schedule_key = "parallel.pipeline_schedule", rank_order_key = "parallel.rank_order",
-                           recompute_key = "memory.recompute";
+constexpr std::string_view context_method_key = "parallel.context_method", schedule_key = "parallel.pipeline_schedule",
+                           rank_order_key = "parallel.rank_order", recompute_key = "memory.recompute";
 
 // Returns the keys and their values for people; parallel.layers_per_stage is "balanced" or "default".
 std::vector<std::pair<std::string, std::string>> layout_keys(const RunLayout& layout);

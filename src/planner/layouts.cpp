@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "config/context_method.h"
 #include "config/faults.h"
 #include "config/load.h"
 #include "config/parallelism.h"
@@ -29,13 +30,17 @@ std::vector<int64_t> divisors(int64_t n, int64_t most) {
 // Sequences of so many tokens are worth sharing: shorter ones only if the config does so itself.
 constexpr int64_t least_shared_tokens = 8192;
 
-bool suits_context(const StepConfig& config, int64_t tensor, int64_t context) {
-  const ModelConfig& model = config.model;
-  if (context == 1) return true;
-  if (model.sequence_length < least_shared_tokens && config.parallel.context == 1) return false;
-  const int64_t heads = model.num_heads / tensor, kv_heads = std::max<int64_t>(1, model.num_kv_heads / tensor);
-  return model.sequence_length % context == 0 && heads % context == 0 &&
-         (kv_heads % context == 0 || context % kv_heads == 0);
+// Returns the methods by which so many ranks may share sequences; one rank: the method without a choice.
+std::vector<ContextMethod> context_methods(const StepConfig& config, int64_t tensor, int64_t context) {
+  if (context == 1) return {ContextMethod::automatic};
+  if (config.model.sequence_length < least_shared_tokens && config.parallel.context == 1) return {};
+  StepConfig shared = config;
+  shared.parallel.tensor = tensor;
+  shared.parallel.context = context;
+  std::vector<ContextMethod> methods;
+  if (suits_heads(shared)) methods.push_back(ContextMethod::heads);
+  if (suits_ring(shared)) methods.push_back(ContextMethod::ring);
+  return methods;
 }
 
 bool suits_tensor(const ModelConfig& model, int64_t tensor) {
@@ -96,6 +101,8 @@ RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
   RunConfig changed = config;
   changed.parallel.tensor = layout.tensor;
   changed.parallel.context = layout.context;
+  changed.parallel.context_method = layout.context_method;
+  changed.parallel.chooses_context_method = false;
   changed.parallel.sequence = layout.sequence;
   changed.parallel.pipeline = layout.pipeline;
   changed.parallel.virtual_stages = layout.virtual_stages;
@@ -116,6 +123,7 @@ RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
 RunLayout layout_of(const RunConfig& config, int64_t world_size) {
   return {.tensor = config.parallel.tensor,
           .context = config.parallel.context,
+          .context_method = config.parallel.context_method,
           .sequence = config.parallel.sequence,
           .pipeline = config.parallel.pipeline,
           .virtual_stages = config.parallel.virtual_stages,
@@ -133,9 +141,10 @@ RunLayout layout_of(const RunConfig& config, int64_t world_size) {
 
 namespace {
 
-constexpr std::array<std::pair<std::string_view, LayoutValue>, 14> layout_values = {{
+constexpr std::array<std::pair<std::string_view, LayoutValue>, 15> layout_values = {{
     {"parallel.tensor", [](const RunLayout& layout) { return layout.tensor; }},
     {"parallel.context", [](const RunLayout& layout) { return layout.context; }},
+    {context_method_key, [](const RunLayout& layout) { return static_cast<int64_t>(layout.context_method); }},
     {"parallel.sequence", [](const RunLayout& layout) -> int64_t { return layout.sequence ? 1 : 0; }},
     {"parallel.pipeline", [](const RunLayout& layout) { return layout.pipeline; }},
     {"parallel.virtual_stages", [](const RunLayout& layout) { return layout.virtual_stages; }},
@@ -215,13 +224,20 @@ std::vector<LayoutGroup> layout_groups(const StepConfig& config, int64_t world_s
   for (const int64_t tensor : divisors(world_size, 2 * ranks_per_node)) {
     if (!suits_tensor(config.model, tensor)) continue;
     for (const int64_t context : divisors(world_size / tensor, 2 * ranks_per_node / tensor)) {
-      if (!suits_context(config, tensor, context)) continue;
+      const std::vector<ContextMethod> methods = context_methods(config, tensor, context);
+      if (methods.empty()) continue;
       for (const int64_t stages : divisors(world_size / tensor / context, config.model.num_layers)) {
         const int64_t data = world_size / tensor / context / stages;
         const bool orders_differ = world_size > ranks_per_node && stages > 1 && data > 1;
-        if (config.batch.global % data == 0)
-          groups.push_back(
-              {.tensor = tensor, .context = context, .pipeline = stages, .data = data, .orders_differ = orders_differ});
+        if (config.batch.global % data != 0) continue;
+        for (const ContextMethod method : methods) {
+          groups.push_back({.tensor = tensor,
+                            .context = context,
+                            .context_method = method,
+                            .pipeline = stages,
+                            .data = data,
+                            .orders_differ = orders_differ});
+        }
       }
     }
   }
@@ -232,7 +248,11 @@ void for_each_layout(const RunConfig& config, const LayoutGroup& group,
                      const std::function<void(const RunLayout&)>& body) {
   const int64_t sequences = config.batch.global / group.data;
   const int64_t layers = config.model.num_layers;
-  RunLayout layout{.tensor = group.tensor, .context = group.context, .pipeline = group.pipeline, .data = group.data};
+  RunLayout layout{.tensor = group.tensor,
+                   .context = group.context,
+                   .context_method = group.context_method,
+                   .pipeline = group.pipeline,
+                   .data = group.data};
   const int64_t largest_zero = layout.copies() > 1 ? 3 : 0;
   for (const int64_t micro : divisors(sequences, most_micro)) {
     layout.micro = micro;

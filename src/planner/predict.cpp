@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <utility>
 
+#include "config/context_method.h"
 #include "fit/plan_world.h"
 #include "planner/run_speed.h"
 
@@ -90,12 +91,14 @@ CheckpointForecast planned_checkpoint(const Machine& machine, const StepConfig& 
                              target_of(machine.device, machine.cluster).ranks_per_node, storage_rates(machine.cluster));
 }
 
-Prediction predict_run(const RunConfig& config, const Machine& machine, int64_t world_size) {
+Prediction predict_run(const RunConfig& asked, const Machine& machine, int64_t world_size) {
+  const Target target = planned_target(machine, asked.run.threads, world_size);
+  RunConfig config = asked;
+  settle_context_method(config, leaves_node(config.parallel, target.ranks_per_node));
   const Mesh mesh = make_mesh(config, world_size);
   Prediction prediction;
   std::vector<StepLog> logs;  // by stage: log of its first rank; other ranks have nearly the same ops
   std::vector<EventTimes> times;
-  const Target target = planned_target(machine, config.run.threads, world_size);
   prediction.plan = plan_world({config, target, world_size}, [&](int64_t rank, StepPlan plan) {
     if (plan.design->stages.stage != std::ssize(logs)) return;
     logs.push_back(std::move(plan.log));

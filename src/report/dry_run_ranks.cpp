@@ -72,6 +72,8 @@ std::string ranks_section(const DryRun& input) {
     std::string remark;
     if (axis == MeshAxis::tensor)
       remark = input.config.parallel.sequence ? "neighbours; sequence parallel" : "neighbours";
+    if (axis == MeshAxis::context)
+      remark = fmt::format("by {}", context_method_names[input.config.parallel.context_method]);
     if (axis == MeshAxis::data) remark = fmt::format("ZeRO {}", input.config.parallel.zero);
     text += text_row(axis_name(axis), format_grouped(mesh.size(axis)), remark);
   }
@@ -145,6 +147,8 @@ Json world_json(const DryRun& input) {
   json["mesh"]["expert"] = mesh.size(ExpertAxis::expert);
   for (const MeshAxis axis : {MeshAxis::data, MeshAxis::pipeline})
     json["mesh"][std::string(axis_name(axis))] = mesh.size(axis);
+  if (mesh.size(MeshAxis::context) > 1)
+    json["context_method"] = context_method_names[input.config.parallel.context_method];
   json["rank_order"] = rank_order_names[static_cast<size_t>(mesh.order())];
   json["largest_rank"] = input.world.largest_rank;
   json["traffic"] = Json::array();

@@ -78,20 +78,22 @@ std::string nothing_fits_text(const LayoutSearch& search) {
 }
 
 Json layout_json(const RunLayout& layout) {
-  return {{"tensor", layout.tensor},
-          {"context", layout.context},
-          {"sequence", layout.sequence},
-          {"pipeline", layout.pipeline},
-          {"virtual_stages", layout.virtual_stages},
-          {"pipeline_schedule", pipeline_order_names[static_cast<size_t>(layout.schedule)]},
-          {"balanced_layers", layout.is_balanced},
-          {"rank_order", rank_order_names[static_cast<size_t>(layout.rank_order)]},
-          {"data", layout.data},
-          {"zero", layout.zero},
-          {"micro", layout.micro},
-          {"accumulation", layout.accumulation},
-          {"recompute", value_text(layout, recompute_key)},
-          {"offload_activations", value_text(layout, offload_key)}};
+  Json json{{"tensor", layout.tensor},
+            {"context", layout.context},
+            {"sequence", layout.sequence},
+            {"pipeline", layout.pipeline},
+            {"virtual_stages", layout.virtual_stages},
+            {"pipeline_schedule", pipeline_order_names[static_cast<size_t>(layout.schedule)]},
+            {"balanced_layers", layout.is_balanced},
+            {"rank_order", rank_order_names[static_cast<size_t>(layout.rank_order)]},
+            {"data", layout.data},
+            {"zero", layout.zero},
+            {"micro", layout.micro},
+            {"accumulation", layout.accumulation},
+            {"recompute", value_text(layout, recompute_key)},
+            {"offload_activations", value_text(layout, offload_key)}};
+  if (layout.context > 1) json["context_method"] = context_method_names[layout.context_method];
+  return json;
 }
 
 Json result_json(const LayoutResult& result) {
@@ -128,7 +130,8 @@ std::string device_hours_text(const LayoutResult& result) {
 
 std::string layout_text(const RunLayout& layout) {
   std::vector<std::string> parts{fmt::format("tensor {}", layout.tensor)};
-  if (layout.context > 1) parts.push_back(fmt::format("context {}", layout.context));
+  if (layout.context > 1)
+    parts.push_back(fmt::format("context {} {}", layout.context, context_method_names[layout.context_method]));
   if (layout.sequence) parts.push_back("sequence");
   if (layout.pipeline > 1)
     parts.push_back(fmt::format("pipeline {} {}", layout.pipeline, value_text(layout, schedule_key)));

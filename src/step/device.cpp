@@ -35,9 +35,17 @@ int num_devices_to_use(DeviceKind asked, DType compute) {
   return num_devices;
 }
 
-// Refuses a model that plans for the device know, but whose kernels do not exist.
-void require_kernels(const ModelConfig& model, const Target& target) {
-  if (target.kind == Target::Kind::gpu && model.moe.is_on()) {
+// Refuses a config that plans for the device know, but whose kernels do not exist.
+void require_kernels(const StepConfig& config, const Target& target) {
+  if (target.kind != Target::Kind::gpu) return;
+  if (config.parallel.context_method == ContextMethod::ring) {
+    throw Error(ExitCode::machine,
+                "parallel.context_method = \"ring\": the CUDA backend has no kernels for parts of attention yet; set "
+                "it to \"heads\", where heads divide over parallel.context = {} ranks, set run.device = \"cpu\", or "
+                "plan for a GPU by --dry-run --target NAME",
+                config.parallel.context);
+  }
+  if (config.model.moe.is_on()) {
     throw Error(
         ExitCode::machine,
         "model.moe: the CUDA backend has no kernels for experts yet; set run.device = \"cpu\", or plan for a GPU "
@@ -100,7 +108,7 @@ Target planned_device(const RunConfig& config, int64_t world_size, int64_t ranks
   const int num_devices = num_devices_to_use(config.run.device, config.precision.compute);
   Target target = num_devices == 0 ? this_machine(threads_of_rank(config.run.threads, ranks_of_process, world_size))
                                    : cuda_target(0);
-  require_kernels(config.model, target);
+  require_kernels(config, target);
   require_target(config, target, ExitCode::machine);
   if (target.kind != Target::Kind::cpu) {
     target.device_links = has_device_links();
@@ -128,7 +136,7 @@ RankDevice open_device(const RunConfig& config, Communicator* all, const World& 
   // A launcher may show a different device as number 0 to every rank, so devices are compared by their identity.
   const std::vector<std::string> identities = agree(all, world, [&] {
     device.backend = make_backend(config.run, config.precision.compute, world, num_threads);
-    require_kernels(config.model, device.backend->target());
+    require_kernels(config, device.backend->target());
     require_target(config, device.backend->target(), ExitCode::machine);
     return world.host(world.rank()) + " " + device.backend->target().identity;
   });

@@ -178,10 +178,8 @@ size_t StepDesign::program_after(int64_t steps) const {
 }
 
 MicroBatchShape micro_batch_shape(const StepConfig& config, int64_t context_rank) {
-  return {config.batch.micro,
-          config.model.sequence_length,
-          config.data.mask_documents,
-          {config.parallel.context, context_rank}};
+  return {config.batch.micro, config.model.sequence_length, config.data.mask_documents,
+          context_place(config.parallel, context_rank)};
 }
 
 PrefetchRing prefetch_ring(const StepConfig& config, const Target& target) {

@@ -126,9 +126,11 @@ void Reporter::announce() const {
                                                               : fmt::format("one {}", target.name);
   if (ranks > 1) {
     const int64_t context = groups.on_context_axis().size;
+    const std::string_view method = context_method_names[context_.config.parallel.context_method];
     print_out("{} ranks: {} tensor x {}{} data{}, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n",
-              ranks, groups.mesh().size(MeshAxis::tensor), context > 1 ? fmt::format("{} context x ", context) : "",
-              groups.num_sample_ranks(), pipeline_text(), context_.config.parallel.zero,
+              ranks, groups.mesh().size(MeshAxis::tensor),
+              context > 1 ? fmt::format("{} context by {} x ", context, method) : "", groups.num_sample_ranks(),
+              pipeline_text(), context_.config.parallel.zero,
               context_.config.parallel.sequence ? ", sequence parallel" : "", device, total_matrix_flops_ / 1e9,
               dtype_name(limits_.compute));
     const bool splits_layers = groups.works(LaneKind::tensor), splits_sequences = groups.works(LaneKind::context);

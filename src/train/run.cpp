@@ -17,6 +17,7 @@
 #include "checkpoint/contents.h"
 #include "comm/agree.h"
 #include "comm/process_world.h"
+#include "config/context_method.h"
 #include "config/elastic.h"
 #include "config/load.h"
 #include "fit/choose_step.h"
@@ -96,9 +97,18 @@ void refuse_shortage(const RunConfig& config, const Target& share, const MemoryP
   });
 }
 
+// Returns whether some ranks that share sequences, which are neighbours, are on different nodes.
+bool leaves_node(const ParallelConfig& parallel, const World& world) {
+  const int64_t ranks = parallel.tensor * parallel.context;
+  for (int rank = 0; rank < world.size(); ++rank)
+    if (world.host(rank) != world.host(static_cast<int>(rank / ranks * ranks))) return true;
+  return false;
+}
+
 // Runs one rank from the creation of its groups to the end.
-ExitCode run_rank(const RunConfig& config, const TrainOptions& options, const StopSignals& signals, World& world) {
+ExitCode run_rank(RunConfig config, const TrainOptions& options, const StopSignals& signals, World& world) {
   world.activity().set_phase("set-up");
+  settle_context_method(config, leaves_node(config.parallel, world));
   RankGroups groups(config, world);
   const int local_ranks = ranks_on_this_host(world);
   const int threads = threads_of_rank(config.run.threads, options.ranks, local_ranks);

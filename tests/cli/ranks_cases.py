@@ -38,7 +38,7 @@ class Threads(CliCase):
         self.train("out/config.json", "--resume", "--steps", "1", "--ranks", "2", *overrides("run.steps=8"))
         out = self.train("out/config.json", "--resume", "--ranks", "4",
                          *overrides("run.steps=8", "parallel.tensor=1", "parallel.sequence=null", "parallel.context=2"))
-        self.assertIn("4 ranks: 1 tensor x 2 context x 2 data, ZeRO 2", out)
+        self.assertIn("4 ranks: 1 tensor x 2 context by heads x 2 data, ZeRO 2", out)
         self.assertIn("done: step 8", out)
 
     def test_losses_do_not_depend_on_the_ranks(self):
@@ -48,6 +48,7 @@ class Threads(CliCase):
         for ranks, settings in [(2, ["batch.micro=3"]), (3, ["batch.micro=2", "parallel.zero=2"]),
                                 (4, ["batch.micro=1", "parallel.tensor=4", "parallel.sequence=true"]),
                                 (8, ["batch.micro=3", "parallel.context=4", "parallel.zero=1"]),
+                                (4, ["batch.micro=3", "parallel.context=2", "parallel.context_method=ring"]),
                                 (6, ["batch.micro=2", "parallel.tensor=2", "parallel.zero=3"])]:
             with self.subTest(ranks=ranks, settings=settings):
                 out = f"out-{ranks}"

@@ -24,6 +24,12 @@ KeyTiles<true> tiles_of(const Op& op) {
   return KeyTiles<true>::of(op.mask, op.sequence_length, 0, nullptr);
 }
 
+// RETURNS the number of keys of a sequence. `part`: null if the op has whole sequences.
+template <typename Op>
+int64_t num_keys(const Op& op, const AttentionPart* part) {
+  return part != nullptr ? part->keys : op.sequence_length;
+}
+
 AttentionForwardBuffers carve_forward(ScratchCarver& carver, const AttentionForward& op) {
   const int64_t tile = tile_size * packed_width(op.head_size);
   const int64_t square = tile_size * tile_size;
@@ -53,10 +59,10 @@ int64_t most_query_tiles(const KeyTiles<true>& all) {
   return most;
 }
 
-AttentionBackwardBuffers carve_backward(ScratchCarver& carver, const AttentionBackward& op) {
+AttentionBackwardBuffers carve_backward(ScratchCarver& carver, const AttentionBackward& op, const AttentionPart* part) {
   const int64_t tile = tile_size * packed_width(op.head_size);
   const int64_t square = tile_size * tile_size;
-  const int64_t tiles = num_tiles(op.sequence_length);
+  const int64_t tiles = num_tiles(num_keys(op, part));
   const KeyTiles<true> all = tiles_of(op);
   const int64_t query_tiles = most_query_tiles(all);
   const bool several_runs = !op.mask.pattern.one_run();
@@ -101,20 +107,23 @@ void* at(const Matrix& matrix, int64_t row, int64_t col) { return matrix.row_ran
 
 // RETURNS the operands of one sequence and head that forward and backward have in common.
 template <typename Op>
-AttentionHead head_of(const Op& op, int64_t sequence, int64_t head) {
+AttentionHead head_of(const Op& op, const AttentionPart* part, int64_t sequence, int64_t head) {
   const int64_t row = sequence * op.sequence_length;
+  const int64_t kv_row = sequence * num_keys(op, part);
   const int64_t kv_head = head / (op.num_heads / op.num_kv_heads);
   AttentionHead view{};
+  view.is_part = part != nullptr;
   view.tokens = op.sequence_length;
   view.head_size = op.head_size;
   view.scale = static_cast<float>(op.scale);
   view.softcap = static_cast<float>(op.softcap);
   view.sink = op.sinks.given() ? op.sinks.template as<float>()[head] : -std::numeric_limits<float>::infinity();
   const int32_t* const starts = op.mask.document_starts != nullptr ? op.mask.document_starts + row : nullptr;
-  view.tiles = KeyTiles<true>::of(op.mask, op.sequence_length, head, starts);
+  view.tiles = part != nullptr ? KeyTiles<true>::of_part(op.mask, op.sequence_length, *part, starts)
+                               : KeyTiles<true>::of(op.mask, op.sequence_length, head, starts);
   view.q = at(op.q, row, head * op.head_size);
-  view.k = at(op.k, row, kv_head * op.head_size);
-  view.v = at(op.v, row, kv_head * op.head_size);
+  view.k = at(op.k, kv_row, kv_head * op.head_size);
+  view.v = at(op.v, kv_row, kv_head * op.head_size);
   view.o = at(op.o, row, head * op.head_size);
   view.q_stride = op.q.stride;
   view.k_stride = op.k.stride;
@@ -143,11 +152,31 @@ int64_t cpu_scratch_bytes(const AttentionForward& op, int num_threads) {
   return num_threads * carver.bytes();
 }
 
-// Bytes of about five times tokens * head size floats for each thread.
-int64_t cpu_scratch_bytes(const AttentionBackward& op, int num_threads) {
+namespace {
+
+// RETURNS the bytes for each thread: about five times tokens * head size floats.
+int64_t bytes_of_thread(const AttentionBackward& op, const AttentionPart* part) {
   ScratchCarver carver(nullptr);
-  carve_backward(carver, op);
-  return std::min<int64_t>(num_threads, op.batch * op.num_kv_heads) * carver.bytes();
+  carve_backward(carver, op, part);
+  return carver.bytes();
+}
+
+int64_t backward_threads(const AttentionBackward& op, int num_threads) {
+  return std::min<int64_t>(num_threads, op.batch * op.num_kv_heads);
+}
+
+}  // namespace
+
+int64_t cpu_scratch_bytes(const AttentionBackward& op, int num_threads) {
+  return backward_threads(op, num_threads) * bytes_of_thread(op, nullptr);
+}
+
+int64_t cpu_scratch_bytes(const AttentionPartForward& op, int num_threads) {
+  return cpu_scratch_bytes(op.of, num_threads);
+}
+
+int64_t cpu_scratch_bytes(const AttentionPartBackward& op, int num_threads) {
+  return backward_threads(op.of, num_threads) * bytes_of_thread(op.of, &op.part);
 }
 
 namespace {
@@ -179,9 +208,8 @@ void raise(float& largest, float score) {
   }
 }
 
-}  // namespace
-
-void cpu_run(const AttentionForward& op, const CpuContext& context) {
+// Computes attention over whole sequences, or a part.
+void run_forward(const AttentionForward& op, const AttentionPart* part, const CpuContext& context) {
   const int64_t heads = op.batch * op.num_heads;
   const KeyTiles<true> all = tiles_of(op);
   const bool carries = all.num_passes() > 1;
@@ -198,7 +226,7 @@ void cpu_run(const AttentionForward& op, const CpuContext& context) {
     for (int64_t task = 0; task < heads * tasks_per_head; ++task) {
       const int64_t head = task % heads;
       const int64_t first_tile = (tasks_per_head - 1 - task / heads) * count;
-      AttentionHead view = head_of(op, head / op.num_heads, head % op.num_heads);
+      AttentionHead view = head_of(op, part, head / op.num_heads, head % op.num_heads);
       float largest = -std::numeric_limits<float>::infinity();
       if (op.largest.given()) view.largest = &largest;
       if (carries) {
@@ -211,6 +239,11 @@ void cpu_run(const AttentionForward& op, const CpuContext& context) {
     }
   }
 }
+
+}  // namespace
+
+void cpu_run(const AttentionForward& op, const CpuContext& context) { run_forward(op, nullptr, context); }
+void cpu_run(const AttentionPartForward& op, const CpuContext& context) { run_forward(op.of, &op.part, context); }
 
 namespace {
 
@@ -251,31 +284,29 @@ void sink_gradients(const AttentionBackward& op, int num_threads) {
   sink_gradients<f16>(op, num_threads);
 }
 
-}  // namespace
-
 // Divides sequences and key/value heads among threads.
-void cpu_run(const AttentionBackward& op, const CpuContext& context) {
+void run_backward(const AttentionBackward& op, const AttentionPart* part, const CpuContext& context) {
   if (op.sinks.given()) sink_gradients(op, context.num_threads);
   const MatrixKernels& kernels = select_matrix_kernels();
   const int64_t groups = op.batch * op.num_kv_heads;
   const int64_t heads_per_group = op.num_heads / op.num_kv_heads;
-  const int64_t thread_bytes = cpu_scratch_bytes(op, 1);
-#pragma omp parallel num_threads(static_cast <int>(std::min <int64_t>(context.num_threads, groups)))
+  const int64_t thread_bytes = bytes_of_thread(op, part);
+#pragma omp parallel num_threads(static_cast <int>(backward_threads(op, context.num_threads)))
   {
     ScratchCarver carver(context.scratch + omp_get_thread_num() * thread_bytes);
-    const AttentionBackwardBuffers buffers = carve_backward(carver, op);
+    const AttentionBackwardBuffers buffers = carve_backward(carver, op, part);
 #pragma omp for schedule(dynamic, 1)
     for (int64_t group = 0; group < groups; ++group) {
       const int64_t sequence = group / op.num_kv_heads;
-      const int64_t row = sequence * op.sequence_length;
+      const int64_t row = sequence * op.sequence_length, kv_row = sequence * num_keys(op, part);
       const int64_t kv_head = group % op.num_kv_heads;
       for (int64_t i = 0; i < heads_per_group; ++i) {
         const int64_t head = kv_head * heads_per_group + i;
-        AttentionHead view = head_of(op, sequence, head);
+        AttentionHead view = head_of(op, part, sequence, head);
         view.d_o = at(op.d_o, row, head * op.head_size);
         view.dq = at(op.dq, row, head * op.head_size);
-        view.dk = at(op.dk, row, kv_head * op.head_size);
-        view.dv = at(op.dv, row, kv_head * op.head_size);
+        view.dk = at(op.dk, kv_row, kv_head * op.head_size);
+        view.dv = at(op.dv, kv_row, kv_head * op.head_size);
         view.d_o_stride = op.d_o.stride;
         view.dq_stride = op.dq.stride;
         view.dk_stride = op.dk.stride;
@@ -284,6 +315,31 @@ void cpu_run(const AttentionBackward& op, const CpuContext& context) {
       }
     }
   }
+}
+
+}  // namespace
+
+void cpu_run(const AttentionBackward& op, const CpuContext& context) { run_backward(op, nullptr, context); }
+void cpu_run(const AttentionPartBackward& op, const CpuContext& context) { run_backward(op.of, &op.part, context); }
+
+void cpu_run(const MergeAttention& op, const CpuContext& context) {
+  const int64_t heads = op.lse.rows, head_size = op.o.cols / heads;
+  parallel_shares(context.num_threads, op.o.rows, [&](int64_t first, int64_t end) {
+    for (int64_t row = first; row < end; ++row) {
+      for (int64_t head = 0; head < heads; ++head) {
+        float& lse = op.lse.as<float>()[head * op.lse.stride + row];
+        const float part_lse = op.part_lse.as<const float>()[head * op.part_lse.stride + row];
+        if (part_lse == -std::numeric_limits<float>::infinity()) continue;
+        const float larger = std::max(lse, part_lse), smaller = std::min(lse, part_lse);
+        const float merged = larger + std::log1p(std::exp(smaller - larger));
+        const float own = std::exp(lse - merged), other = std::exp(part_lse - merged);
+        float* const o = op.o.as<float>() + row * op.o.stride + head * head_size;
+        const float* const part = op.part_o.as<const float>() + row * op.part_o.stride + head * head_size;
+        for (int64_t i = 0; i < head_size; ++i) o[i] = o[i] * own + part[i] * other;
+        lse = merged;
+      }
+    }
+  });
 }
 
 }  // namespace gptrain::ops

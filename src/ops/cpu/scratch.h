@@ -19,6 +19,8 @@ int64_t cpu_scratch_bytes(const LinearBackwardWeight& op, int num_threads);
 int64_t cpu_scratch_bytes(const QueryKeyBackward& op, int num_threads);
 int64_t cpu_scratch_bytes(const AttentionForward& op, int num_threads);
 int64_t cpu_scratch_bytes(const AttentionBackward& op, int num_threads);
+int64_t cpu_scratch_bytes(const AttentionPartForward& op, int num_threads);
+int64_t cpu_scratch_bytes(const AttentionPartBackward& op, int num_threads);
 int64_t cpu_scratch_bytes(const SquaredNorm& op, int num_threads);
 int64_t cpu_scratch_bytes(const RouteTokens& op, int num_threads);
 int64_t cpu_scratch_bytes(const RouteTokensBackward& op, int num_threads);

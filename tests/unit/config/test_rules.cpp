@@ -1,6 +1,7 @@
 // Faults between keys, derived values, and changes allowed on resume.
 #include <fmt/format.h>
 
+#include "config/context_method.h"
 #include "config/fields.h"
 #include "support.h"
 
@@ -186,9 +187,10 @@ TEST_CASE("sequence parallelism needs tensor ranks and rows that divide over the
   CHECK(fault({"parallel.sequence=true", "parallel.tensor=3", "batch.global=12", "batch.micro=3"}).empty());
 }
 
-TEST_CASE("ranks that share sequences divide tokens and heads, and refuse what has parts of neither") {
+TEST_CASE("ranks that share sequences by heads divide tokens and heads, and refuse what has parts of neither") {
   const auto with = [](const Overrides& more) {
-    Overrides all = {"parallel.context=4", "model.num_heads=8", "model.num_kv_heads=2"};
+    Overrides all = {"parallel.context=4", "parallel.context_method=heads", "model.num_heads=8",
+                     "model.num_kv_heads=2"};
     all.insert(all.end(), more.begin(), more.end());
     return fault(all);
   };
@@ -205,15 +207,60 @@ TEST_CASE("ranks that share sequences divide tokens and heads, and refuse what h
   CHECK(with({R"(model.attention_pattern=["fixed:64,4/4"])", "model.num_kv_heads=8"}) ==
         "model.attention_pattern[0] = \"fixed:64,4/4\": V must divide the 2 heads of a rank of parallel.tensor and "
         "parallel.context (try \"fixed:64,4/2\")");
-  CHECK(with({"model.attention_sinks=true"}) ==
-        "model.attention_sinks = true: cannot be combined with parallel.context = 4: a rank has only some heads' sinks "
-        "(try false)");
+  CHECK(
+      with({"model.attention_sinks=true"}) ==
+      "model.attention_sinks = true: cannot be combined with parallel.context = 4: a rank has only some heads' sinks' "
+      "gradients (try false)");
   CHECK(with({"memory.saved_inputs=8"}) ==
         "memory.saved_inputs = 8: cannot be combined with parallel.context = 4, where attention's output is kept by "
         "heads as well (try 16)");
   CHECK(with({R"(memory.linear_projection={"kind":"gauss","share":0.5})"}) ==
         "memory.linear_projection = {...}: projects whole sequences, but with parallel.context = 4 a rank has only a "
         "part of each (try {})");
+}
+
+TEST_CASE("ranks that share sequences by a ring have two runs of tokens and one run of keys") {
+  const auto with = [](const Overrides& more) {
+    Overrides all = {"parallel.context=4", "parallel.context_method=ring", "model.num_heads=8", "model.num_kv_heads=2"};
+    all.insert(all.end(), more.begin(), more.end());
+    return fault(all);
+  };
+  CHECK(
+      with({"parallel.context=32", "memory.saved_inputs=8", R"(model.attention_pattern=["dense","band:9"])"}).empty());
+  CHECK(with({"model.sequence_length=252"}) ==
+        "parallel.context = 4: times 2 must divide model.sequence_length = 252 with parallel.context_method = ring, "
+        "where each rank has two runs (try 6 or 3)");
+  CHECK(with({R"(model.attention_pattern=["dense","strided:64"])"}) ==
+        "parallel.context_method = \"ring\": ring needs patterns that see one run of keys, dense or band:W (try "
+        "\"heads\")");
+  CHECK(
+      with({"model.attention_sinks=true"}) ==
+      "model.attention_sinks = true: cannot be combined with parallel.context = 4: a rank has only some tokens' sinks' "
+      "gradients (try false)");
+  CHECK(fault({"parallel.context_method=ring"}) ==
+        "parallel.context_method = \"ring\": has no effect unless parallel.context is greater than 1 (try --set "
+        "parallel.context_method=null or leaving it out)");
+}
+
+TEST_CASE("ranks that share sequences take heads where these divide and the ranks are on one node, else a ring") {
+  const auto method = [](const Overrides& more, bool leaves) {
+    Overrides all = {"parallel.context=4", "model.num_heads=8", "model.num_kv_heads=2"};
+    all.insert(all.end(), more.begin(), more.end());
+    RunConfig config = parse(all);
+    settle_context_method(config, leaves);
+    return config.parallel.context_method;
+  };
+  CHECK(method({}, false) == ContextMethod::heads);
+  CHECK(method({}, true) == ContextMethod::ring);
+  CHECK(method({"parallel.context_method=heads"}, true) == ContextMethod::heads);
+  CHECK(method({R"(model.attention_pattern=["strided:64"])"}, true) == ContextMethod::heads);
+  CHECK(method({"parallel.context=16"}, false) == ContextMethod::ring);
+  CHECK(method({"memory.saved_inputs=8"}, false) == ContextMethod::ring);
+  const ParallelConfig eight{.tensor = 2, .context = 4};
+  CHECK(!leaves_node(eight, 0));
+  CHECK(!leaves_node(eight, 16));
+  CHECK(leaves_node(eight, 4));
+  CHECK(leaves_node(eight, 12));
 }
 
 TEST_CASE("products that would overflow are refused") {

@@ -118,7 +118,7 @@ zero_optimization = {...}: unknown section (try parallel.zero)
 
 TEST_CASE("a key that gptrain has not is answered with the reason, and with no key that is not near") {
   for (const auto& [setting, words] :
-       {std::pair{"parallel.ring_attention=true", "unknown key; gptrain has no ring attention"},
+       {std::pair{"parallel.ring_attention=true", R"(unknown key (try parallel.context_method = "ring"))"},
         {"batch.rampup_batch_size=2", "unknown key; gptrain has no ramp of the batch"},
         {"model.use_flash_attn=true", "unknown key; attention is always fused"},
         {"run.report_to=wandb", "unknown key; gptrain always writes metrics.jsonl and tb/"},

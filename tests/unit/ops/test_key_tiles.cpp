@@ -124,6 +124,53 @@ TEST_CASE("key tiles: every pair once, no tile without a pair, in 300 random mas
   check<false>({.mask = {.causal = false}, .tokens = 130, .head = 0, .starts = {}});
 }
 
+TEST_CASE("key tiles: the tiles of 200 random parts hold the pairs of their queries and keys") {
+  std::mt19937 random(12);
+  const auto below = [&](int64_t end) { return static_cast<int64_t>(random() % static_cast<uint32_t>(end)); };
+  for (int i = 0; i < 200; ++i) {
+    const int64_t tokens = 2 + below(300);
+    const AttentionMask mask{.pattern = window_pattern(i % 2 == 0 ? 0 : 1 + below(tokens))};
+    std::vector<int32_t> starts;
+    for (int32_t token = 0, start = 0; i % 3 == 0 && token < tokens; ++token) {
+      if (below(40) == 0) start = token;
+      starts.push_back(start);
+    }
+    AttentionPart part{.first_query = below(tokens), .first_key = below(tokens)};
+    part.keys = 1 + below(tokens - part.first_key);
+    const int64_t queries = 1 + below(tokens - part.first_query);
+    const auto tiles = KeyTiles<false>::of_part(mask, queries, part, starts.empty() ? nullptr : starts.data());
+    bool exact = true, in_runs = true, from_keys = true, whole = true;
+    for (int place = 0; place < queries; ++place) {
+      const int query = tiles.query_token(place), tile = place / attention_tile;
+      const KeyRuns runs = tiles.runs(tile);
+      for (int at = 0; at < part.keys; ++at) {
+        const int key = tiles.key_token(at, false);
+        const KeyTile key_tile{at / attention_tile, false};
+        const bool attends =
+            mask.pattern.sees(0, query, key) && (starts.empty() || key >= starts[static_cast<size_t>(query)]);
+        exact = exact && tiles.seen(query).local.contains(at) == attends;
+        in_runs = in_runs && (!attends || runs.contains(key_tile));
+        from_keys = from_keys && (!attends || tiles.query_tiles(key_tile).contains(tile));
+        whole = whole && (attends || !tiles.whole(tile, key_tile));
+      }
+    }
+    INFO("T=" << tokens << " window " << mask.window() << " queries " << part.first_query << " + " << queries
+              << " keys " << part.first_key << " + " << part.keys);
+    CHECK((exact && in_runs && from_keys && whole));
+  }
+}
+
+TEST_CASE("key tiles: the pairs of all parts of a sequence are those of the sequence") {
+  for (const int64_t window : {0, 30}) {
+    const AttentionMask mask{.pattern = window_pattern(window)};
+    Flops twice = 0;
+    for (const int64_t query : {0, 37, 100})
+      for (const int64_t key : {0, 50})
+        twice += twice_counted_pairs(mask, query == 0 ? 37 : query == 37 ? 63 : 20, {query, key, key == 0 ? 50 : 70});
+    CHECK(twice == mask.pattern.twice_counted_pairs(120, 1));
+  }
+}
+
 TEST_CASE("key tiles: executed tiles of the published shapes are near the pairs") {
   const auto executed_over_pairs = [](const char* word, int64_t tokens) {
     const AttentionMask mask{.pattern = parse_attention_pattern(word).value_or(AttentionPattern{})};

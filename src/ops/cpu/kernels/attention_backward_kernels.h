@@ -282,6 +282,11 @@ struct GroupSpan {
   bool first, last;
 };
 
+// RETURNS whether dq is zero before the first tile of keys, as that need not be seen by all queries.
+inline bool adds_to_zero(const AttentionHead& head, const AttentionBackwardBuffers& buffers) {
+  return buffers.dq_sums != nullptr || head.is_part;
+}
+
 // Computes the gradients of a tile of keys, and adds its share to dq.
 template <typename T, bool pairs>
 void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const KeyTile& key, const GroupSpan& group,
@@ -300,17 +305,25 @@ void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const
     if (!runs.contains(key)) continue;
     if (of.k_for_dq == nullptr) of.k_for_dq = pack_keys<T, pairs>(head, packing, key, of.keys, buffers);
     // In the last pass every query sees a key; the first of these begins its dq.
-    const bool begins_dq = buffers.dq_sums == nullptr && runs[0].tile == key.tile && runs[0].picked == key.picked;
+    const bool begins_dq = !adds_to_zero(head, buffers) && runs[0].tile == key.tile && runs[0].picked == key.picked;
     add_gradients<T, pairs>(head, tiles, tile, of, !begins_dq, buffers);
     of.adds = true;
+  }
+  if (head.is_part && !of.adds) {
+    std::memset(of.dk, 0, static_cast<size_t>(packing.tile * 4));
+    std::memset(of.dv, 0, static_cast<size_t>(packing.tile * 4));
   }
   if (buffers.dk_sums != nullptr) {
     if (of.k_for_dq == nullptr) return;
     add_keys(buffers.dk_sums, of.dk, tiles, of, packing, buffers);
     add_keys(buffers.dv_sums, of.dv, tiles, of, packing, buffers);
   } else if (group.last) {
-    store_keys(rows_of<T>(head.dk, head.dk_stride), of.dk, tiles, of, packing, buffers);
-    store_keys(rows_of<T>(head.dv, head.dv_stride), of.dv, tiles, of, packing, buffers);
+    const auto store = [&](auto element) {
+      using Element = decltype(element);
+      store_keys(rows_of<Element>(head.dk, head.dk_stride), of.dk, tiles, of, packing, buffers);
+      store_keys(rows_of<Element>(head.dv, head.dv_stride), of.dv, tiles, of, packing, buffers);
+    };
+    head.is_part ? store(float()) : store(T());
   }
 }
 
@@ -348,14 +361,15 @@ void backward_head(const AttentionHead& head, const GroupSpan& group, const Atte
   for (int pass = 0; pass < head.tiles.num_passes(); ++pass) {
     const KeyTiles<true> tiles = head.tiles.pass(pass);
     prepare_queries<T, pairs>(head, tiles, packing, buffers);
-    if (buffers.dq_sums != nullptr)
+    if (adds_to_zero(head, buffers))
       std::memset(buffers.dq, 0, static_cast<size_t>(tiles.num_query_tiles() * packing.tile * 4));
     for (const bool picked : {false, true}) {
       if (!(picked ? tiles.picked_keys : tiles.natural_keys)) continue;
       for (int key = 0; key < tiles.num_key_tiles(picked); ++key)
         backward_keys<T, pairs>(head, tiles, {key, picked}, group, buffers);
     }
-    finish_queries<T>(head, tiles, packing.width, buffers);
+    head.is_part ? finish_queries<float>(head, tiles, packing.width, buffers)
+                 : finish_queries<T>(head, tiles, packing.width, buffers);
   }
   if (buffers.dk_sums == nullptr || !group.last) return;
   const auto store_sums = [&](void* to, int64_t stride, const float* from) {

@@ -106,8 +106,10 @@ void finish_rows(const RunningRows& rows, const ScoreTile& tile, const CarriedSo
       next->row_sum[token] = sum;
       continue;
     }
-    store_rows(static_cast<T*>(tile.head.o) + token * tile.head.o_stride, 0, o, 0, 1, tile.head.head_size, 1.0F / sum);
-    tile.head.lse[token] = rows.row_max[row] + __builtin_logf(sum);
+    const bool saw_key = !tile.head.is_part || sum > 0.0F;
+    store_rows(static_cast<T*>(tile.head.o) + token * tile.head.o_stride, 0, o, 0, 1, tile.head.head_size,
+               saw_key ? 1.0F / sum : 0.0F);
+    tile.head.lse[token] = saw_key ? rows.row_max[row] + __builtin_logf(sum) : minus_infinity;
   }
 }
 
@@ -202,7 +204,11 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
   }
   for (int64_t tile = 0; tile < count; ++tile) {
     const ScoreTile at{head, tiles, static_cast<int>(first_tile + tile), queries_of(tile), {}};
-    finish_rows<T>(rows_of_tile(tile), at, carries && tiles.picked_queries ? &buffers.carried : nullptr);
+    if (head.is_part) {
+      finish_rows<float>(rows_of_tile(tile), at, nullptr);
+    } else {
+      finish_rows<T>(rows_of_tile(tile), at, carries && tiles.picked_queries ? &buffers.carried : nullptr);
+    }
   }
 }
 

@@ -59,8 +59,15 @@ inline void dropout_factors(float* factors, const ScoreTile& tile, int64_t row) 
                                  head.keep_scale};
   const int first_key = tile.key.first();
   if (!tile.key.picked) {
-    for (int first = 0; first < tile_size / 4; first += philox_counters)
-      dropout_factors(factors + 4 * first, counters, static_cast<uint32_t>(first_key / 4 + first));
+    const int token = tile.tiles.key_token(first_key, false);
+    const auto draw = [&](float* to, int count) {
+      for (int first = 0; first < count / 4; first += philox_counters)
+        dropout_factors(to + 4 * first, counters, static_cast<uint32_t>(token / 4 + first));
+    };
+    if (token % 4 == 0) return draw(factors, tile_size);
+    alignas(64) float from_counter[tile_size + 4 * philox_counters];  // begins with the first token's counter
+    draw(from_counter, tile_size + 4 * philox_counters);
+    std::memcpy(factors, from_counter + token % 4, tile_size * sizeof(float));
     return;
   }
   // A counter has words for four neighbouring tokens. Picked keys need not be neighbours, so each has a counter.
@@ -149,7 +156,7 @@ struct TileMask {
     for (int64_t row = 0; row < tile.queries; ++row) {
       front[row] = back[row] = {};
       if (tokens.at[row] >= tile.tiles.tokens) continue;
-      const SeenKeys seen = tile.tiles.seen(tokens.at[row]);
+      const SeenKeys seen = tile.tiles.seen(tile.tiles.first_query + tokens.at[row]);
       front[row] = relative(tile.key.picked ? seen.picked : seen.global);
       back[row] = relative(tile.key.picked ? seen.picked : seen.local);
     }

@@ -24,7 +24,7 @@ constexpr int product_rows = 4;
 using Unit [[gnu::may_alias]] = uint32_t;
 
 // The operands of one sequence and one query head. Pointers are at token 0 of the head; strides are in elements.
-// Elements are all bf16 or all f32.
+// Elements are all bf16 or all f32, but for a part's results.
 struct AttentionHead {
   int64_t tokens;
   int64_t head_size;
@@ -33,6 +33,7 @@ struct AttentionHead {
   float* largest;        // forward: raised to the largest score; nullptr: not wanted
   float sink;            // score without a key in every row; minus infinity: none
   KeyTiles<true> tiles;  // forward: of one pass
+  bool is_part;          // results are f32, and some queries may see no key, and some keys no query
   const void *q, *k, *v, *d_o;
   void* o;
   float* lse;

@@ -1,0 +1,23 @@
+// The choice of parallel.context_method where the key is "auto".
+#pragma once
+
+#include <cstdint>
+
+#include "config/run_config.h"
+
+namespace gptrain::inline config {
+
+// RETURN whether the tokens, heads and patterns allow the config's context ranks to use a method. REQUIRES:
+// parallel.tensor divides model.num_heads.
+bool suits_heads(const StepConfig& config);
+bool suits_ring(const StepConfig& config);
+
+// RETURNS whether some ranks that share sequences are on different nodes, if nodes have so many neighbouring ranks
+// each; 0: all ranks are on one node.
+bool leaves_node(const ParallelConfig& parallel, int64_t ranks_per_node);
+
+// Takes a ring in place of heads if the key is "auto", some ranks that share sequences are on different nodes, and the
+// config allows a ring. A parsed config has the choice for one node.
+void settle_context_method(StepConfig& config, bool leaves_node);
+
+}  // namespace gptrain::config

@@ -1,0 +1,196 @@
+// Cases of attention over parts of the keys, and of their sum: compared with attention over all of them, in float64.
+#include <algorithm>
+#include <cmath>
+#include <fmt/format.h>
+#include <limits>
+#include <vector>
+
+#include "attention_reference.h"
+#include "harness.h"
+
+namespace gptrain::ops_test::cases_attention_parts {
+namespace {
+
+// A run of tokens.
+struct Run {
+  int64_t first, length;
+};
+
+// A sequence, and the ends of the runs of queries and of keys that it is cut into.
+struct Cut {
+  AttentionShape shape;
+  std::vector<int64_t> query_ends, key_ends;
+};
+
+std::vector<Run> runs(const std::vector<int64_t>& ends) {
+  std::vector<Run> result;
+  int64_t first = 0;
+  for (const int64_t end : ends) {
+    result.push_back({first, end - first});
+    first = end;
+  }
+  return result;
+}
+
+void require_cpu(Trial& trial) {
+  if (trial.backend().target().kind != Target::Kind::cpu) throw NotOnThisBackend{"parts of attention"};
+}
+
+// Operands of a sequence.
+struct Inputs {
+  Inputs(Trial& trial, const AttentionShape& shape, DType dtype)
+      : q(trial.input(dtype, shape.rows(), shape.q_cols(), 1, shape.gap)),
+        k(trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap)),
+        v(trial.input(dtype, shape.rows(), shape.kv_cols(), 1, shape.gap)),
+        d_o(trial.input(dtype, shape.rows(), shape.q_cols())),
+        mask(mask_of(trial, shape)),
+        dropout(dropout_of(trial, shape)),
+        reference(attention_reference(shape, dtype,
+                                      {.q = q.values(), .k = k.values(), .v = v.values(), .d_o = d_o.values()})) {}
+
+  const Operand &q, &k, &v, &d_o;
+  AttentionMask mask;
+  Dropout dropout;
+  AttentionResults reference;
+};
+
+template <typename Op>
+Op part_op(const AttentionShape& shape, const Inputs& in, const Run& queries, const Run& keys) {
+  Op op{attention_op<decltype(Op::of)>(shape, in.mask, in.dropout), {queries.first, keys.first, keys.length}};
+  op.of.sequence_length = queries.length;
+  op.of.q = in.q.matrix().row_range(queries.first, queries.length);
+  op.of.k = in.k.matrix().row_range(keys.first, keys.length);
+  op.of.v = in.v.matrix().row_range(keys.first, keys.length);
+  return op;
+}
+
+// Rounding of `keys` products in the dtype, for numbers of the size of `values`.
+double bound_of(DType dtype, const std::vector<double>& values, double in_f32 = 0x1p-18) {
+  return (dtype == DType::f32 ? in_f32 : 0x1p-6) * (1 + largest(values));
+}
+
+void forward_case(Trial& trial, const Cut& cut, DType dtype) {
+  require_cpu(trial);
+  const AttentionShape& shape = cut.shape;
+  const Inputs in(trial, shape, dtype);
+  Operand& o = trial.output(DType::f32, shape.tokens, shape.q_cols());
+  Operand& lse = trial.output(DType::f32, shape.heads, shape.tokens);
+  Operand& part_o = trial.output(DType::f32, shape.tokens, shape.q_cols());
+  Operand& part_lse = trial.output(DType::f32, shape.heads, shape.tokens);
+  bool some_see_nothing = false;
+  for (const Run& queries : runs(cut.query_ends)) {
+    const Matrix o_rows = o.matrix().row_range(queries.first, queries.length);
+    const Matrix lse_rows = lse.matrix().column_range(queries.first, queries.length);
+    bool is_first = true;
+    // Begins with the keys that are the queries' own, as every query sees its own key.
+    std::vector<Run> of_keys = runs(cut.key_ends);
+    std::stable_partition(of_keys.begin(), of_keys.end(), [&](const Run& keys) {
+      return keys.first <= queries.first && queries.first + queries.length <= keys.first + keys.length;
+    });
+    for (const Run& keys : of_keys) {
+      auto op = part_op<AttentionPartForward>(shape, in, queries, keys);
+      op.of.o = is_first ? o_rows : part_o.matrix().row_range(0, queries.length);
+      op.of.lse = is_first ? lse_rows : part_lse.matrix().column_range(0, queries.length);
+      trial.run(op);
+      if (!is_first) {
+        some_see_nothing |= part_lse.at(0, 0) == -std::numeric_limits<double>::infinity();
+        trial.run(MergeAttention{op.of.o, op.of.lse, o_rows, lse_rows});
+      }
+      is_first = false;
+    }
+  }
+  trial.expect_true(some_see_nothing || !shape.causal, "some queries see no key of a part");
+  trial.expect_near("o", o, in.reference.o, bound_of(dtype, in.reference.o));
+  trial.expect_near("lse", lse, in.reference.lse, bound_of(DType::f32, in.reference.lse));
+}
+
+void backward_case(Trial& trial, const Cut& cut, DType dtype) {
+  require_cpu(trial);
+  const AttentionShape& shape = cut.shape;
+  const Inputs in(trial, shape, dtype);
+  const Operand& o = trial.input(dtype, shape.tokens, shape.q_cols(), in.reference.o);
+  const Operand& lse = trial.input(DType::f32, shape.heads, shape.tokens, in.reference.lse);
+  Operand& dq = trial.output(DType::f32, shape.tokens, shape.q_cols());
+  Operand& dk = trial.output(DType::f32, shape.tokens, shape.kv_cols());
+  Operand& dv = trial.output(DType::f32, shape.tokens, shape.kv_cols());
+  std::vector<double> dq_sum(in.reference.dq.size()), dk_sum(in.reference.dk.size()), dv_sum(dk_sum);
+  const auto add = [](std::vector<double>& sum, const Operand& part, const Run& rows, int64_t cols) {
+    for (int64_t row = 0; row < rows.length; ++row)
+      for (int64_t col = 0; col < cols; ++col)
+        sum[static_cast<size_t>((rows.first + row) * cols + col)] += part.at(row, col);
+  };
+  for (const Run& queries : runs(cut.query_ends)) {
+    for (const Run& keys : runs(cut.key_ends)) {
+      auto op = part_op<AttentionPartBackward>(shape, in, queries, keys);
+      op.of.o = o.matrix().row_range(queries.first, queries.length);
+      op.of.lse = lse.matrix().column_range(queries.first, queries.length);
+      op.of.d_o = in.d_o.matrix().row_range(queries.first, queries.length);
+      op.of.dq = dq.matrix().row_range(0, queries.length);
+      op.of.dk = dk.matrix().row_range(0, keys.length);
+      op.of.dv = dv.matrix().row_range(0, keys.length);
+      trial.run(op);
+      add(dq_sum, dq, queries, shape.q_cols());
+      add(dk_sum, dk, keys, shape.kv_cols());
+      add(dv_sum, dv, keys, shape.kv_cols());
+    }
+  }
+  const auto compare = [&](std::string_view what, const std::vector<double>& sum, const std::vector<double>& expected) {
+    const double bound = bound_of(dtype, expected, 0x1p-17);
+    for (size_t i = 0; i < sum.size(); ++i) {
+      if (std::abs(sum[i] - expected[i]) <= bound) continue;
+      return trial.fail(
+          fmt::format("{}: element {} is {}, expected {} within {}", what, i, sum[i], expected[i], bound));
+    }
+  };
+  compare("dq", dq_sum, in.reference.dq);
+  compare("dk", dk_sum, in.reference.dk);
+  compare("dv", dv_sum, in.reference.dv);
+}
+
+void add_cases(Suite& suite) {
+  const std::vector<Cut> cuts = {
+      {{.batch = 1, .tokens = 150, .heads = 4, .kv_heads = 2, .head_size = 20, .dropout = 0.3, .gap = 3},
+       {35, 75, 150},
+       {75, 150}},
+      {{.batch = 1, .tokens = 210, .heads = 2, .kv_heads = 2, .head_size = 33, .softcap = 1, .window = 40},
+       {70, 140, 210},
+       {70, 140, 210}},
+      {{.batch = 1,
+        .tokens = 261,
+        .heads = 3,
+        .kv_heads = 1,
+        .head_size = 16,
+        .dropout = 0.2,
+        .documents = Documents::several},
+       {87, 174, 261},
+       {87, 174, 261}},
+      {{.batch = 1, .tokens = 90, .heads = 2, .kv_heads = 1, .head_size = 64, .causal = false}, {30, 90}, {90}},
+      {{.batch = 1, .tokens = 6, .heads = 2, .kv_heads = 2, .head_size = 8, .dropout = 0.5},
+       {1, 2, 3, 4, 5, 6},
+       {2, 4, 6}}};
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    for (const Cut& cut : cuts) {
+      const std::string text = describe(
+          cut.shape, fmt::format("{} in {} x {} parts", dtype_name(dtype), cut.query_ends.size(), cut.key_ends.size()));
+      suite.add<AttentionPartForward>(text, [=](Trial& trial) { forward_case(trial, cut, dtype); });
+      suite.add<AttentionPartBackward>(text, [=](Trial& trial) { backward_case(trial, cut, dtype); });
+    }
+  }
+  suite.add<MergeAttention>("parts that see nothing", [](Trial& trial) {
+    require_cpu(trial);
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    Operand& o = trial.in_out(DType::f32, 3, 10);
+    Operand& lse = trial.in_out(DType::f32, 2, 3);
+    const std::vector<double> before = o.values(), lse_before = lse.values();
+    const Operand& part_o = trial.input(DType::f32, 3, 10, std::vector<double>(30, std::nan("")));
+    const Operand& part_lse = trial.input(DType::f32, 2, 3, std::vector<double>(6, -infinity));
+    trial.run(MergeAttention{part_o.matrix(), part_lse.matrix(), o.matrix(), lse.matrix()});
+    trial.expect_equal("o", o, before);
+    trial.expect_equal("lse", lse, lse_before);
+  });
+}
+
+const Registration registration(add_cases);
+
+}  // namespace
+}  // namespace gptrain::ops_test::cases_attention_parts
