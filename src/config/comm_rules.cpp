@@ -9,7 +9,7 @@ class CommRules : Rules {
  public:
   explicit CommRules(const RuleContext& context) : Rules(context) {}
 
-  void run() const {
+  void run() {
     if (!sound({path}) || !config_.comm.compression.is_on()) return;
     const PrecisionConfig& precision = config_.precision;
     if (sound({"run.steps"}) && config_.comm.compression.start_step >= config_.run.steps)
@@ -22,6 +22,9 @@ class CommRules : Rules {
       refuse("needs precision.reduce = \"fp32\": what is not coded is summed in fp32");
     if (sound({"precision.gradients"}) && precision.gradients != DType::f32)
       refuse("needs precision.gradients = \"fp32\", in which errors are added to gradients");
+    if (sound({"run.device"}) && config_.run.device == DeviceKind::cuda)
+      fault("run.device", "cannot be cuda with comm.compression: its sums were not tested on the CUDA backend yet",
+            "\"cpu\"");
   }
 
  private:

@@ -35,14 +35,15 @@ int num_devices_to_use(DeviceKind asked, DType compute) {
   return num_devices;
 }
 
-// Refuses a model that plans for the device know, but whose kernels do not exist.
-void require_kernels(const ModelConfig& model, const Target& target) {
-  if (target.kind == Target::Kind::gpu && model.moe.is_on()) {
-    throw Error(
-        ExitCode::machine,
-        "model.moe: the CUDA backend has no kernels for experts yet; set run.device = \"cpu\", or plan for a GPU "
-        "by --dry-run --target NAME");
-  }
+// Refuses a model or method that plans for the device know, but whose kernels do not exist or were not tested.
+void require_kernels(const RunConfig& config, const Target& target) {
+  if (target.kind != Target::Kind::gpu) return;
+  const auto refuse = [](std::string_view why) {
+    throw Error(ExitCode::machine, "{}; set run.device = \"cpu\", or plan for a GPU by --dry-run --target NAME", why);
+  };
+  if (config.model.moe.is_on()) refuse("model.moe: the CUDA backend has no kernels for experts yet");
+  if (config.comm.compression.is_on())
+    refuse("comm.compression: sums of compressed gradients were not tested on the CUDA backend yet");
 }
 
 std::unique_ptr<Backend> make_backend(const RunSettings& run, DType compute, const World& world, int num_threads) {
@@ -100,7 +101,7 @@ Target planned_device(const RunConfig& config, int64_t world_size, int64_t ranks
   const int num_devices = num_devices_to_use(config.run.device, config.precision.compute);
   Target target = num_devices == 0 ? this_machine(threads_of_rank(config.run.threads, ranks_of_process, world_size))
                                    : cuda_target(0);
-  require_kernels(config.model, target);
+  require_kernels(config, target);
   require_target(config, target, ExitCode::machine);
   if (target.kind != Target::Kind::cpu) {
     target.device_links = has_device_links();
@@ -128,7 +129,7 @@ RankDevice open_device(const RunConfig& config, Communicator* all, const World& 
   // A launcher may show a different device as number 0 to every rank, so devices are compared by their identity.
   const std::vector<std::string> identities = agree(all, world, [&] {
     device.backend = make_backend(config.run, config.precision.compute, world, num_threads);
-    require_kernels(config.model, device.backend->target());
+    require_kernels(config, device.backend->target());
     require_target(config, device.backend->target(), ExitCode::machine);
     return world.host(world.rank()) + " " + device.backend->target().identity;
   });

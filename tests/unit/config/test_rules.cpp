@@ -292,6 +292,7 @@ TEST_CASE("a key that would have no effect is refused") {
   CHECK(fault({int8, "precision.compute=bf16-pure", "precision.gradients=bf16"}) ==
         "comm.compression = {...}: needs precision.gradients = \"fp32\", in which errors are added to gradients (try "
         "{})");
+  CHECK(fault({int8, "run.device=cuda"}).find("were not tested on the CUDA backend yet") != std::string::npos);
   CHECK(fault({"parallel.pipeline=2", "parallel.pipeline_schedule=pipedream-2bw"}).find("weights of earlier steps") !=
         std::string::npos);
   CHECK(
