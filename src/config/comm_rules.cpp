@@ -25,13 +25,31 @@ class CommRules : Rules {
     if (sound({"run.device"}) && config_.run.device == DeviceKind::cuda)
       fault("run.device", "cannot be cuda with comm.compression: its sums were not tested on the CUDA backend yet",
             "\"cpu\"");
+    check_low_rank();
   }
 
  private:
   static constexpr const char* path = "comm.compression";
 
-  void refuse(const std::string& rule) const {
-    faults_.add(path, show_value(find_field(path)->get(config_)), rule, "{}");
+  void check_low_rank() const {
+    const CompressionConfig& compression = config_.comm.compression;
+    if (!compression.is_low_rank()) {
+      if (compression.rank > 0) refuse("has a rank, which only kind \"powersgd\" reads");
+      return;
+    }
+    if (!compression.error)
+      refuse("of kind \"powersgd\" needs error = true: without the errors, most of each gradient would be lost");
+    if (sound({"parallel.zero"}) && config_.parallel.zero > 1)
+      refuse(fmt::format("of kind \"powersgd\" needs parallel.zero = 0 or 1, as it sums whole matrices once a step "
+                         "(parallel.zero = {})",
+                         config_.parallel.zero),
+             R"({"kind": "int8"})");
+    if (sound({"parallel.tensor"}) && config_.parallel.tensor > 1)
+      refuse("of kind \"powersgd\" needs parallel.tensor = 1, as it sums whole matrices", R"({"kind": "int8"})");
+  }
+
+  void refuse(const std::string& rule, const std::string& nearest = "{}") const {
+    faults_.add(path, show_value(find_field(path)->get(config_)), rule, nearest);
   }
 };
 
