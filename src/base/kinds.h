@@ -53,8 +53,8 @@ constexpr EnumArray<LinearSite, std::string_view, 4> linear_site_names = {"qkv",
 enum class RouterScore : uint8_t { softmax, sigmoid };
 constexpr EnumArray<RouterScore, std::string_view, 2> router_score_names = {"softmax", "sigmoid"};
 // How gradients are compressed on their way between data ranks.
-enum class GradientCodec : uint8_t { none, int8 };
-constexpr EnumArray<GradientCodec, std::string_view, 2> gradient_codec_names = {"none", "int8"};
+enum class GradientCodec : uint8_t { none, int8, powersgd };
+constexpr EnumArray<GradientCodec, std::string_view, 3> gradient_codec_names = {"none", "int8", "powersgd"};
 enum class DeviceKind : uint8_t { automatic, cpu, cuda };
 
 // A gated activation reads two halves of its input: gate and up.

@@ -71,6 +71,9 @@ std::optional<Expected> expected(std::string_view kind, size_t number, const Wan
   if (kind == weight_kind) return Expected{narrow ? DType::bf16 : DType::f32, tensor.shape};
   if (model.residual_kinds.contains(kind) && codes_gradients(config.comm.compression, tensor, config.parallel.tensor))
     return Expected{DType::f32, tensor.shape};
+  if (config.comm.compression.is_low_rank() && kind == factor_kind(config.comm.compression.rank) &&
+      codes_gradients(config.comm.compression, tensor, config.parallel.tensor))
+    return Expected{DType::f32, {config.comm.compression.rank, tensor.shape.back()}};
   for (const StateColumn& column : optimizer_columns(config.optimizer)) {
     if (column.name != kind || !has_values(column, tensor)) continue;
     return Expected{column.dtype, stored_shape(column, tensor, model.shards[number])};

@@ -66,10 +66,12 @@ inline Json value_json(const ProjectionConfig& projection) {
 
 inline Json value_json(const CompressionConfig& compression) {
   if (!compression.is_on()) return Json::object();
-  return {{"kind", gradient_codec_names[compression.kind]},
-          {"error", compression.error},
-          {"start_step", compression.start_step},
-          {"min_elements", compression.min_elements}};
+  Json json{{"kind", gradient_codec_names[compression.kind]},
+            {"error", compression.error},
+            {"start_step", compression.start_step},
+            {"min_elements", compression.min_elements}};
+  if (compression.rank > 0) json["rank"] = compression.rank;
+  return json;
 }
 
 inline Json value_json(const std::vector<AttentionPattern>& patterns) {
@@ -143,6 +145,7 @@ inline void set_value(const Json& json, CompressionConfig& compression) {
   compression = {};
   if (json.empty()) return;
   compression.kind = named<GradientCodec>(gradient_codec_names, json.at("kind").get<std::string>());
+  compression.rank = json.value("rank", compression.is_low_rank() ? 2 : 0);
   compression.error = json.value("error", compression.error);
   compression.start_step = json.value("start_step", compression.start_step);
   compression.min_elements = json.value("min_elements", compression.min_elements);

@@ -292,7 +292,9 @@ void add_checkpoint_log_comm(std::vector<Field>& table) {
                 "ranks may run on different instruction sets or GPU models, which round differently")
               .changeable(),
           field("comm.compression", &RunConfig::comm, &CommConfig::compression, ObjectRule{compression_keys},
-                "codes in which data ranks send gradients to each other, which changes gradients a little; {}: none")
+                "codes, or factors of low rank, in which data ranks send gradients to each other, which changes "
+                "gradients; "
+                "{}: none")
               .usually(R"({"kind": "int8"})")
               .changeable(),
           field("comm.compare_every_steps", &RunConfig::comm, &CommConfig::compare_every_steps,

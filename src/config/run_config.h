@@ -306,10 +306,13 @@ struct LogConfig {
 struct CompressionConfig {
   GradientCodec kind = GradientCodec::none;
   bool error = true;              // the error that compression makes is added to the next gradients
+  int32_t rank = 0;               // powersgd: vectors of each factor of a matrix; else 0
   int64_t start_step = 0;         // steps at the run's start that sum gradients as they are
   int64_t min_elements = 65'536;  // matrices with fewer elements are summed as they are
 
   bool is_on() const { return kind != GradientCodec::none; }
+  // Whether a matrix is sent as two factors of low rank.
+  bool is_low_rank() const { return kind == GradientCodec::powersgd; }
 };
 
 struct CommConfig {

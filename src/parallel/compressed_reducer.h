@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 
 #include "parallel/gradient_messages.h"
@@ -15,6 +16,8 @@ struct GradientCompression {
   std::byte* residuals;  // errors of the steps so far, GradientMessages::residual_bytes; null: errors are not kept
   std::byte* errors;     // errors that this step leaves, as many; null in the same case
   const StepState* state;
+  int64_t rank = 0;   // vectors of a factor; 0: there are no factors
+  uint64_t seed = 0;  // seed of the factors with which a run begins
 };
 
 // Sums of large matrices' gradients in 8 bits (ops/block_codes.h), of all others in f32. Every rank adds the errors of

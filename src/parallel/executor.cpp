@@ -4,13 +4,16 @@
 #include <fmt/format.h>
 #include <stdexcept>
 
+#include "parallel/low_rank_reducer.h"
+
 namespace gptrain::inline parallel {
 namespace {
 
 ParameterExchange::ReducerMaker reducer_maker(const GradientCompression* compression) {
   if (compression == nullptr) return make_reducer;
   return [compression](const ReductionContext& context, CopyGroup) {
-    return make_compressed_reducer(context, *compression);
+    return compression->messages.is_low_rank() ? make_low_rank_reducer(context, *compression)
+                                               : make_compressed_reducer(context, *compression);
   };
 }
 

@@ -10,6 +10,7 @@ namespace {
 
 // A tensor's elements within its unit, and the place of their errors.
 struct CodedTensor {
+  int64_t tensor;  // index in the spec
   int64_t first, count, residual;
 };
 
@@ -51,10 +52,60 @@ bool all_owned(const TensorShard& shard) {
          std::all_of(shard.boxes.begin(), shard.boxes.end(), [](const ShardBox& box) { return box.owned; });
 }
 
+int64_t whole_units(int64_t elements) { return (elements + unit_multiple - 1) / unit_multiple * unit_multiple; }
+
+void take_messages(UnitMessages& of_unit, const std::vector<CodedTensor>& coded, const UnitRange& range) {
+  for (int64_t piece = 0; piece < range.pieces; ++piece) {
+    PieceMessage& message = of_unit.pieces.emplace_back(
+        runs_of(coded, piece * range.piece_elements(), (piece + 1) * range.piece_elements()));
+    place(message);
+    of_unit.stride = std::max(of_unit.stride, align_up(message.bytes));
+  }
+}
+
+// Lays out the factors in the buffer of errors, behind the unit's errors, and in a sum's buffer.
+void take_factors(GradientMessages& messages, UnitMessages& of_unit, const std::vector<CodedTensor>& coded,
+                  const UnitRange& range, const CompressionConfig& compression, const ModelSpec& spec) {
+  UnitFactors& factors = of_unit.factors;
+  for (const CodedTensor& tensor : coded) {
+    const int64_t cols = spec.tensors[static_cast<size_t>(tensor.tensor)].shape.back(), rows = tensor.count / cols;
+    factors.matrices.push_back({.tensor = tensor.tensor,
+                                .first = tensor.first,
+                                .rows = rows,
+                                .cols = cols,
+                                .residual = tensor.residual,
+                                .factor = messages.num_residuals,
+                                .left = factors.first_phase,
+                                .right = factors.second_phase});
+    messages.boxes.push_back({.tensor = tensor.tensor,
+                              .offset = {0, 0},
+                              .shape = {compression.rank, cols},
+                              .first = messages.num_residuals,
+                              .is_factor = true});
+    messages.num_residuals += whole_units(cols * compression.rank);
+    factors.first_phase += whole_units(rows * compression.rank);
+    factors.second_phase += whole_units(cols * compression.rank);
+  }
+  for (const MessageRun& run : runs_of(coded, 0, range.elements).runs) {
+    if (run.is_coded()) continue;
+    factors.plain.push_back({.first = run.first, .count = run.count, .at = factors.first_phase});
+    factors.first_phase += whole_units(run.count);
+  }
+  for (LowRankMatrix& matrix : factors.matrices) matrix.right += factors.first_phase;
+}
+
 }  // namespace
+
+int64_t UnitMessages::buffer_bytes() const {
+  return 2 * std::ssize(pieces) * stride + (factors.first_phase + factors.second_phase) * dtype_bytes(DType::f32);
+}
 
 bool codes_gradients(const CompressionConfig& compression, const TensorSpec& tensor, int64_t tensor_ranks) {
   if (!compression.is_on() || !tensor.is_matrix() || tensor.count() < compression.min_elements) return false;
+  if (compression.is_low_rank()) {
+    const int64_t cols = tensor.shape.back(), rows = tensor.count() / cols;
+    if (2 * (rows + cols) * compression.rank >= tensor.count()) return false;
+  }
   return tensor_ranks == 1 || (tensor.split != Split::none && shard_of(tensor, {tensor_ranks, 0}).replicas_count == 0);
 }
 
@@ -73,39 +124,50 @@ GradientMessages make_gradient_messages(const CompressionConfig& compression, co
          i < static_cast<size_t>(range.first_tensor + range.num_tensors); ++i) {
       if (!codes_gradients(compression, spec.tensors[i], tensor_ranks) || !all_owned(shards[i])) continue;
       const Segment& segment = layout.segments[i];
-      coded.push_back({segment.offset - range.offset, segment.count, messages.num_residuals});
+      coded.push_back({.tensor = static_cast<int64_t>(i),
+                       .first = segment.offset - range.offset,
+                       .count = segment.count,
+                       .residual = messages.num_residuals});
       for (const ShardBox& box : shards[i].boxes)
         messages.boxes.push_back({.tensor = static_cast<int64_t>(i),
                                   .offset = box.offset,
                                   .shape = box.shape,
                                   .first = messages.num_residuals + box.local_offset});
-      messages.num_residuals += (segment.count + unit_multiple - 1) / unit_multiple * unit_multiple;
+      messages.num_residuals += whole_units(segment.count);
     }
     if (coded.empty()) continue;
-    of_unit.num_residuals = messages.num_residuals - of_unit.first_residual;
     std::sort(coded.begin(), coded.end(), [](const CodedTensor& a, const CodedTensor& b) { return a.first < b.first; });
-    for (int64_t piece = 0; piece < range.pieces; ++piece) {
-      PieceMessage& message = of_unit.pieces.emplace_back(
-          runs_of(coded, piece * range.piece_elements(), (piece + 1) * range.piece_elements()));
-      place(message);
-      of_unit.stride = std::max(of_unit.stride, align_up(message.bytes));
+    if (compression.is_low_rank()) {
+      take_factors(messages, of_unit, coded, range, compression, spec);
+    } else {
+      take_messages(of_unit, coded, range);
     }
+    of_unit.num_residuals = messages.num_residuals - of_unit.first_residual;
   }
   return messages;
 }
 
-int64_t GradientMessages::snapshot_bytes() const {
+bool GradientMessages::is_low_rank() const {
+  return std::any_of(units.begin(), units.end(),
+                     [](const UnitMessages& unit) { return !unit.factors.matrices.empty(); });
+}
+
+int64_t GradientMessages::snapshot_bytes(bool with_factors) const {
   int64_t bytes = 0;
-  for (const ResidualBox& box : boxes) bytes += align_up(box.count() * dtype_bytes(DType::f32));
+  for (const ResidualBox& box : boxes)
+    if (with_factors || !box.is_factor) bytes += align_up(box.count() * dtype_bytes(DType::f32));
   return bytes;
 }
 
-int64_t all_residual_bytes(const CompressionConfig& compression, const ModelSpec& spec, int64_t tensor_ranks) {
-  if (!compression.error) return 0;
-  int64_t bytes = 0;
-  for (const TensorSpec& tensor : spec.tensors)
-    if (codes_gradients(compression, tensor, tensor_ranks)) bytes += tensor.count() * dtype_bytes(DType::f32);
-  return bytes;
+int64_t all_residual_bytes(const CompressionConfig& compression, const ModelSpec& spec, int64_t tensor_ranks,
+                           int64_t data_ranks) {
+  if (!compression.error || data_ranks == 1) return 0;
+  int64_t elements = 0;
+  for (const TensorSpec& tensor : spec.tensors) {
+    if (!codes_gradients(compression, tensor, tensor_ranks)) continue;
+    elements += data_ranks * tensor.count() + compression.rank * tensor.shape.back();
+  }
+  return elements * dtype_bytes(DType::f32);
 }
 
 }  // namespace gptrain::parallel

@@ -26,23 +26,50 @@ struct PieceMessage {
   int64_t bytes = 0;
 };
 
-// The messages of a unit, one for each piece.
-struct UnitMessages {
-  std::vector<PieceMessage> pieces;  // empty: the unit has no coded elements and is summed as it is
-  int64_t stride = 0;                // bytes from one message to the next in a buffer, at least those of the longest
-  int64_t first_residual = 0;        // place of the unit's errors
-  int64_t num_residuals = 0;         // number of coded elements
+// A matrix that is summed as two factors (parallel/low_rank_reducer.h).
+struct LowRankMatrix {
+  int64_t tensor;       // index in the spec
+  int64_t first;        // elements from the unit's start
+  int64_t rows, cols;   // padding included
+  int64_t residual;     // place of its errors in a buffer of all errors, in elements
+  int64_t factor;       // place of the right factor of the last sum in that buffer
+  int64_t left, right;  // places of the factors in a sum's buffer, in elements
+};
 
-  bool is_coded() const { return !pieces.empty(); }
-  // Returns the bytes of a sum's buffer: the messages that the rank sends, then those that it receives.
-  int64_t buffer_bytes() const { return 2 * std::ssize(pieces) * stride; }
+// Elements of a unit that lie together and are summed as they are, with the left factors.
+struct PlainRun {
+  int64_t first, count;  // elements from the unit's start
+  int64_t at;            // place in a sum's buffer, in elements
+};
+
+// The factors of a unit's matrices. A sum's buffer has all left factors and plain runs, then all right factors.
+struct UnitFactors {
+  std::vector<LowRankMatrix> matrices;
+  std::vector<PlainRun> plain;
+  int64_t first_phase = 0, second_phase = 0;  // elements that ranks sum in each phase
+};
+
+// The messages of a unit: one for each piece, or factors.
+struct UnitMessages {
+  std::vector<PieceMessage> pieces = {};
+  int64_t stride = 0;          // bytes from one message to the next in a buffer, at least those of the longest
+  UnitFactors factors = {};    // with a low rank
+  int64_t first_residual = 0;  // place of the unit's errors, and behind them of its factors
+  int64_t num_residuals = 0;   // number of these elements
+
+  // Returns false if the unit has no coded elements and is summed as it is.
+  bool is_coded() const { return !pieces.empty() || !factors.matrices.empty(); }
+  // Returns the bytes of a sum's buffer: the messages that the rank sends, then those that it receives; or factors.
+  int64_t buffer_bytes() const;
 };
 
 // The elements of one tensor whose errors a rank keeps: a box of the global tensor, contiguous in the buffer of errors.
+// Or a right factor of the tensor, which all ranks keep alike.
 struct ResidualBox {
   int64_t tensor;  // index in the spec
   std::vector<int64_t> offset, shape;
   int64_t first;  // place in the buffer of errors
+  bool is_factor = false;
 
   int64_t count() const { return element_count(shape); }
 };
@@ -50,16 +77,19 @@ struct ResidualBox {
 struct GradientMessages {
   std::vector<UnitMessages> units;
   std::vector<ResidualBox> boxes;
-  int64_t num_residuals = 0;  // elements of a buffer of errors
+  int64_t num_residuals = 0;  // elements of a buffer of errors and factors
 
+  // Returns whether matrices are summed as factors.
+  bool is_low_rank() const;
   // Returns the bytes of such a buffer.
   int64_t residual_bytes() const { return num_residuals * dtype_bytes(DType::f32); }
   // Returns the bytes of a copy of `boxes` in which each starts at a multiple of memory_alignment.
-  int64_t snapshot_bytes() const;
+  int64_t snapshot_bytes(bool with_factors) const;
 };
 
 // Whether gradients of a tensor are coded: those of large matrices, unless several tensor ranks must have the same
-// sum of them, which codes in other blocks would make differ.
+// sum of them, which codes in other blocks would make differ. With a low rank, only matrices of which the factors are
+// at most half as large.
 bool codes_gradients(const CompressionConfig& compression, const TensorSpec& tensor, int64_t tensor_ranks);
 
 // Returns the messages of a rank; none if nothing is compressed. Tensors of which another stage has the checkpointed
@@ -68,7 +98,8 @@ GradientMessages make_gradient_messages(const CompressionConfig& compression, co
                                         const std::vector<TensorShard>& shards, const ParameterLayout& layout,
                                         int64_t tensor_ranks);
 
-// Returns the bytes of the errors in a checkpoint that the ranks of one copy of the model keep.
-int64_t all_residual_bytes(const CompressionConfig& compression, const ModelSpec& spec, int64_t tensor_ranks);
+// Returns the bytes of errors and factors in a checkpoint.
+int64_t all_residual_bytes(const CompressionConfig& compression, const ModelSpec& spec, int64_t tensor_ranks,
+                           int64_t data_ranks);
 
 }  // namespace gptrain::parallel

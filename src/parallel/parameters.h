@@ -110,6 +110,9 @@ struct StateSlice {
   std::vector<std::byte*> columns;
   // Errors of compressed gradients; null: none. A piece with errors has no weights and no columns.
   float* residual = nullptr;
+  // The factor from which the next sum of the tensor's gradients begins, of this piece's own shape; null: none. A piece
+  // with a factor has nothing else.
+  float* factor = nullptr;
   // Gradients of the last step, summed, before clipping. Sharding::gradients says which is used. The other is null, and
   // both are if gradients are away.
   float* gradient = nullptr;

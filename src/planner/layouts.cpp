@@ -253,7 +253,8 @@ void for_each_layout(const RunConfig& config, const LayoutGroup& group,
                    .context_method = group.context_method,
                    .pipeline = group.pipeline,
                    .data = group.data};
-  const int64_t largest_zero = layout.copies() > 1 ? 3 : 0;
+  const int64_t most_zero = config.comm.compression.is_low_rank() ? 1 : 3;
+  const int64_t largest_zero = layout.copies() > 1 ? most_zero : 0;
   for (const int64_t micro : divisors(sequences, most_micro)) {
     layout.micro = micro;
     layout.accumulation = sequences / micro;

@@ -35,22 +35,18 @@ int num_devices_to_use(DeviceKind asked, DType compute) {
   return num_devices;
 }
 
-// Refuses a config that plans for the device know, but whose kernels do not exist.
-void require_kernels(const StepConfig& config, const Target& target) {
+// Refuses a model or method that plans for the device know, but whose kernels do not exist or were not tested.
+void require_kernels(const RunConfig& config, const Target& target) {
   if (target.kind != Target::Kind::gpu) return;
-  if (config.parallel.context_method == ContextMethod::ring) {
-    throw Error(ExitCode::machine,
-                "parallel.context_method = \"ring\": the CUDA backend has no kernels for parts of attention yet; set "
-                "it to \"heads\", where heads divide over parallel.context = {} ranks, set run.device = \"cpu\", or "
-                "plan for a GPU by --dry-run --target NAME",
-                config.parallel.context);
-  }
-  if (config.model.moe.is_on()) {
-    throw Error(
-        ExitCode::machine,
-        "model.moe: the CUDA backend has no kernels for experts yet; set run.device = \"cpu\", or plan for a GPU "
-        "by --dry-run --target NAME");
-  }
+  const auto refuse = [](std::string_view why) {
+    throw Error(ExitCode::machine, "{}; set run.device = \"cpu\", or plan for a GPU by --dry-run --target NAME", why);
+  };
+  if (config.parallel.context_method == ContextMethod::ring)
+    refuse("parallel.context_method = \"ring\": the CUDA backend has no kernels for parts of attention yet; set "
+           "\"heads\" if the heads divide over the ranks of parallel.context");
+  if (config.model.moe.is_on()) refuse("model.moe: the CUDA backend has no kernels for experts yet");
+  if (config.comm.compression.is_on())
+    refuse("comm.compression: sums of compressed gradients were not tested on the CUDA backend yet");
 }
 
 std::unique_ptr<Backend> make_backend(const RunSettings& run, DType compute, const World& world, int num_threads) {

@@ -104,7 +104,7 @@ int64_t written_bytes(const TrainingStep& step, const StepConfig& config) {
     bytes += piece.count() * weight_bytes(tensor, config.precision);
     for (const StateColumn& column : columns) bytes += has_values(column, tensor) ? piece.column_bytes(column) : 0;
   }
-  for (const StateSlice& piece : step.residuals()) bytes += piece.count() * dtype_bytes(DType::f32);
+  for (const StateSlice& piece : step.written_residuals()) bytes += piece.count() * dtype_bytes(DType::f32);
   return bytes;
 }
 

@@ -31,7 +31,8 @@ std::vector<StateSlice> StateSnapshot::copy(std::vector<StateSlice> pieces, cons
   };
   for (StateSlice& piece : pieces) {
     if (piece.weight != nullptr) copy_part(piece.weight, piece.count() * dtype_bytes(DType::f32));
-    if (piece.residual != nullptr) copy_part(piece.residual, piece.count() * dtype_bytes(DType::f32));
+    for (float** const of_sums : {&piece.residual, &piece.factor})
+      if (*of_sums != nullptr) copy_part(*of_sums, piece.count() * dtype_bytes(DType::f32));
     if (piece.narrow_weight != nullptr) copy_part(piece.narrow_weight, piece.count() * dtype_bytes(DType::bf16));
     for (size_t i = 0; i < piece.columns.size(); ++i) {
       if (piece.columns[i] != nullptr) copy_part(piece.columns[i], piece.column_bytes(columns[i]));

@@ -61,7 +61,7 @@ Sharding make_sharding(const StepConfig& config, const StepChoices& choices, con
 ScheduleOptions schedule_options(const StepDesign& design, const Model& model, bool compresses) {
   const UnitChoices& choices = design.choices.units;
   const bool keeps_narrow = design.sharding.gradients != DType::f32 || design.sharding.gradients_away;
-  const int32_t phases = compresses && !design.sharding.cuts_state() ? 2 : 1;
+  const int32_t phases = compresses && (design.messages.is_low_rank() || !design.sharding.cuts_state()) ? 2 : 1;
   ScheduleOptions options{
       .micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
       .units = std::vector<UnitTraits>(design.layout.units.size()),
@@ -332,7 +332,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   declare_statistics(design, step_statistics(config));
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
   if (config.checkpoint.keeps_snapshot())
-    design.snapshot_bytes = store.snapshot_bytes() + (design.keeps_residuals() ? design.messages.snapshot_bytes() : 0);
+    design.snapshot_bytes = store.snapshot_bytes() +
+                            (design.keeps_residuals() ? design.messages.snapshot_bytes(groups.data_rank() == 0) : 0);
   design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;
   store.state_layout().add_away(design.memory.outside);
   memory += design.memory.outside;

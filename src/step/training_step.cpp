@@ -108,7 +108,9 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
         GradientCompression{.messages = design_->messages,
                             .residuals = reinterpret_cast<std::byte*>(residuals_at(0)),
                             .errors = reinterpret_cast<std::byte*>(residuals_at(1)),
-                            .state = state_});
+                            .state = state_,
+                            .rank = config.comm.compression.rank,
+                            .seed = config.run.seed});
   }
   ExecutorResources place{.arenas = arena_starts(),
                           .state = state_,
@@ -189,14 +191,20 @@ std::vector<StateSlice> TrainingStep::residuals() const {
     piece.tensor = box.tensor;
     piece.offset = box.offset;
     piece.shape = box.shape;
-    piece.residual = residuals_at(0) + box.first;
+    (box.is_factor ? piece.factor : piece.residual) = residuals_at(0) + box.first;
   }
+  return pieces;
+}
+
+std::vector<StateSlice> TrainingStep::written_residuals() const {
+  std::vector<StateSlice> pieces = residuals();
+  if (groups_.data_rank() > 0) std::erase_if(pieces, [](const StateSlice& piece) { return piece.factor != nullptr; });
   return pieces;
 }
 
 std::vector<StateSlice> TrainingStep::written_state() const {
   std::vector<StateSlice> pieces = state(true);
-  for (StateSlice& piece : residuals()) pieces.push_back(std::move(piece));
+  for (StateSlice& piece : written_residuals()) pieces.push_back(std::move(piece));
   return pieces;
 }
 

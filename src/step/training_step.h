@@ -128,8 +128,10 @@ class TrainingStep {
   // Copy values of `state()`, bytes of one unit.
   void read_state(void* to, const void* from, int64_t bytes) const;
   void write_state(void* to, const void* from, int64_t bytes) const;
-  // Returns the pieces of this rank's errors of compressed gradients. Not collective.
+  // Returns the pieces of this rank's errors of compressed gradients, and factors. Not collective.
   std::vector<StateSlice> residuals() const;
+  // Returns the part of residuals() that this rank writes to a checkpoint: factors only on the first data rank.
+  std::vector<StateSlice> written_residuals() const;
   // Returns the part of state() and residuals() that this rank writes to a checkpoint. Waits for gathers. Not
   // collective.
   std::vector<StateSlice> written_state() const;

@@ -136,7 +136,8 @@ void save_weights(const RunConfig& config, const TrainingStep& step, const RunPr
 namespace {
 
 // Loads the errors of compressed gradients: each rank its own, or where another number of data ranks has saved them, an
-// equal share of their sum. Errors that the checkpoint does not have stay as they are. `saved`: its config.
+// equal share of their sum. Loads factors of the same rank. Errors and factors that the checkpoint does not have stay
+// as they are. `saved`: its config.
 void load_residuals(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world,
                     const StepConfig& saved, int64_t saved_world) {
   const CompressionConfig& compression = saved.comm.compression;
@@ -151,6 +152,10 @@ void load_residuals(const fs::path& checkpoint, TrainingStep& step, const RankGr
       std::vector<StateSlice> pieces = step.residuals();
       std::vector<Slice> slices = slices_of(step, pieces, StatePart::all, memory.get());
       for (size_t i = 0; i < slices.size() && !as_saved; ++i) {
+        if (pieces[i].factor != nullptr) {
+          if (from > 0) slices[i].name.clear();  // loaded already
+          continue;
+        }
         slices[i].name = residual_name(from, step.spec().tensors[static_cast<size_t>(pieces[i].tensor)]);
         slices[i].data = pieces[i].residual - residuals.as<float>() + loaded.as<float>();
       }

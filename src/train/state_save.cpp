@@ -103,6 +103,12 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSl
       if (part == StatePart::all) add_as(residual_name(step.groups().data_rank(), spec), piece.residual, DType::f32);
       continue;
     }
+    if (piece.factor != nullptr) {
+      if (part != StatePart::all) continue;
+      add(factor_kind(piece.shape[0]), piece.factor, DType::f32);
+      slices.back().global_shape = piece.shape;
+      continue;
+    }
     if (piece.weight != nullptr) {
       add("weight", piece.weight, DType::f32);
     } else if (piece.narrow_weight != nullptr) {
@@ -141,10 +147,10 @@ StateSave make_state_save(const RunConfig& config, const TrainingStep& step, con
   }
   const CompressionConfig& compression = config.comm.compression;
   if (part == StatePart::all && compression.error && step.groups().num_data_ranks() > 1) {
-    num_tensors +=
-        step.groups().num_data_ranks() * std::count_if(tensors.begin(), tensors.end(), [&](const TensorSpec& tensor) {
-          return codes_gradients(compression, tensor, config.parallel.tensor);
-        });
+    const int64_t coded = std::count_if(tensors.begin(), tensors.end(), [&](const TensorSpec& tensor) {
+      return codes_gradients(compression, tensor, config.parallel.tensor);
+    });
+    num_tensors += coded * (step.groups().num_data_ranks() + (compression.is_low_rank() ? 1 : 0));
   }
   return {.out = out,
           .manifest = {.progress = progress,

@@ -81,11 +81,11 @@ class Data(CliCase):
 
 
 class CompressedGradients(CliCase):
-    """The errors that ranks keep of compressed gradients."""
+    """The errors that ranks keep of compressed gradients, and the factors of a low rank."""
 
-    def test_resumed(self):
-        config = self.write_run(comm={"compression": {"kind": "int8", "min_elements": 256}}, batch={"micro": 1},
-                                checkpoint={"every_steps": 3})
+    def resume(self, compression):
+        """Trains whole and in two calls; returns the config."""
+        config = self.write_run(comm={"compression": compression}, batch={"micro": 1}, checkpoint={"every_steps": 3})
         self.train(config, "--ranks", "2", *overrides("run.out=whole"))
         self.train(config, "--ranks", "2", "--steps", "3")
         self.train(config, "--ranks", "2", "--resume", "latest")
@@ -95,9 +95,21 @@ class CompressedGradients(CliCase):
             self.assertIn(b"residual.%03d/" % rank, (self.checkpoint(6) / name).read_bytes())
         self.succeed("checkpoint", "verify", "out")
         self.assertIn("residual.001/", self.succeed("checkpoint", "inspect", "out"))
+        return config
+
+    def test_resumed(self):
+        config = self.resume({"kind": "int8", "min_elements": 256})
         # One rank codes nothing and keeps no errors.
         self.train(config, "--resume", "latest", *overrides("run.steps=7"))
         self.assertNotIn("residual.", self.succeed("checkpoint", "inspect", "out"))
+
+    def test_low_rank(self):
+        config = self.resume({"kind": "powersgd", "min_elements": 256})
+        self.assertIn("factor.02/", self.succeed("checkpoint", "inspect", "out"))
+        # Factors of another rank begin anew, errors go on.
+        self.train(config, "--ranks", "2", "--resume", "latest",
+                   *overrides('comm.compression={"kind": "powersgd", "min_elements": 256, "rank": 1}', "run.steps=7"))
+        self.assertIn("factor.01/", self.succeed("checkpoint", "inspect", "out"))
 
 
 class Keys(CliCase):

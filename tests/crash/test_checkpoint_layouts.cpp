@@ -294,6 +294,50 @@ TEST_CASE("errors of compressed gradients are each rank's own again, or an equal
   }
 }
 
+TEST_CASE("factors of a low rank are the same again on any number of data ranks, and errors an equal share") {
+  const Folder folder;
+  const auto config_for = [&](const Layout& layout, int32_t rank) {
+    RunConfig config = config_of(Family::gpt2, layout, "fp32", folder.path);
+    config.comm.compression = {.kind = GradientCodec::powersgd, .rank = rank, .min_elements = 1000};
+    return config;
+  };
+  const auto values_of = [](const StateSlice& piece) {
+    return piece.factor != nullptr ? piece.factor : piece.residual;
+  };
+  const Layout saved{.tensor = 1, .data = 2, .zero = 1};
+  const RunConfig config = config_for(saved, 3);
+  on_ranks(config, saved.world_size(), [&](TrainingStep& step, RankGroups& groups, World& world) {
+    step.initialize();
+    for (const StateSlice& piece : step.residuals())
+      for (int64_t i = 0; i < piece.count(); ++i)
+        values_of(piece)[i] = error_of(piece.tensor, i, piece.factor != nullptr ? 9 : groups.data_rank());
+    save_state(config, step, {.step = 7}, groups, world);
+  });
+  const fs::path checkpoint = list_checkpoints(folder.path).front().path;
+  REQUIRE_NOTHROW(verify_checkpoint(checkpoint));
+  for (const Layout& layout : {saved, Layout{.tensor = 1, .data = 4, .zero = 0}}) {
+    for (const int32_t rank : {3, 2}) {
+      INFO("loaded by " << layout.name() << " with rank " << rank);
+      std::atomic<int64_t> factors = 0, different = 0;
+      on_ranks(
+          config_for(layout, rank), layout.world_size(), [&](TrainingStep& step, RankGroups& groups, World& world) {
+            load_state(checkpoint, step, groups, world);
+            for (const StateSlice& piece : step.residuals()) {
+              for (int64_t i = 0; i < piece.count(); ++i) {
+                const float share = errors_of(piece.tensor, i, saved.data) / static_cast<float>(layout.data);
+                const float own = saved.data == layout.data ? error_of(piece.tensor, i, groups.data_rank()) : share;
+                const float factor = rank == 3 ? error_of(piece.tensor, i, 9) : 0;
+                factors += piece.factor != nullptr ? 1 : 0;
+                different += std::abs(values_of(piece)[i] - (piece.factor != nullptr ? factor : own)) > 1e-4F ? 1 : 0;
+              }
+            }
+          });
+      REQUIRE(factors > 0);
+      REQUIRE(different == 0);
+    }
+  }
+}
+
 TEST_CASE("a part that is missing or damaged is named") {
   const Folder folder;
   const Layout saved{2, 2, 1};

@@ -426,4 +426,40 @@ TEST_CASE("ranks send the bytes of their messages of compressed gradients") {
   }
 }
 
+// Ranks sum the left factors and all that is not coded, then the right factors.
+TEST_CASE("ranks send the bytes of the factors of their gradients") {
+  for (const std::string zero : {"0", "1"}) {
+    INFO("ZeRO " << zero);
+    const RunConfig config = small_config(Family::gpt2,
+                                          {"batch.global=12", "batch.micro=2", "parallel.zero=" + zero,
+                                           R"(comm.compression={"kind": "powersgd", "min_elements": 1000})"},
+                                          3);
+    const ModelSpec spec = make_spec(config.model);
+    const std::vector<TensorShard> shards = shard_tensors(spec, {1, 0});
+    const ParameterLayout parameters = make_layout(spec, shards, {3, 1});
+    const GradientMessages messages = make_gradient_messages(config.comm.compression, spec, shards, parameters, 1);
+    TrafficTable expected{};
+    for (size_t unit = 0; unit < messages.units.size(); ++unit) {
+      const UnitFactors& factors = messages.units[unit].factors;
+      CountingGroup group(0, 3, expected);
+      if (factors.matrices.empty()) continue;
+      for (const int64_t elements : {factors.first_phase, factors.second_phase})
+        group.all_reduce(nullptr, elements, DType::f32, ReduceOp::sum);
+    }
+    const StepTraffic traffic = traffic_of(config, 3);
+    const auto of = [&](const LaneTraffic& all) {
+      return all[static_cast<size_t>(LaneKind::gradients)][static_cast<size_t>(GroupKind::data)]
+                [static_cast<size_t>(Operation::all_reduce)];
+    };
+    int64_t plain = 0;
+    for (const UnitRange& unit : parameters.units) plain += 2 * unit.piece_elements() * 4 * 2;
+    for (size_t rank = 0; rank < 3; ++rank) {
+      check_equal(traffic.counted[rank], traffic.planned[rank]);
+      const int64_t sent = of(traffic.planned[rank]).sent_bytes;
+      CHECK(sent >= expected[static_cast<size_t>(Operation::all_reduce)].sent_bytes);
+      CHECK(sent < plain / 2);
+    }
+  }
+}
+
 }  // namespace test_traffic

@@ -41,7 +41,12 @@ METHODS = {
     "lion": ["optimizer.type=lion", "optimizer.lr=3e-4", "schedule.min_lr=3e-5", "optimizer.weight_decay=1.0"],
     "adafactor": ["optimizer.type=adafactor", "optimizer.scale_parameter=false"],
     "lamb": ["optimizer.type=lamb"],
+    "four ranks": [],
+    "four ranks, sums in int8": ['comm.compression={"kind": "int8", "min_elements": 4096}'],
+    "four ranks, sums of rank 4": ['comm.compression={"kind": "powersgd", "rank": 4, "start_step": 100, '
+                                   '"min_elements": 4096}'],
 }
+RANKS = {name: 4 for name in METHODS if name.startswith("four ranks")}
 POINTS = 10  # validations per run
 
 
@@ -68,7 +73,9 @@ def trained(options, method, seed):
     file = options.out / "config.json"
     file.write_text(json.dumps(config(options, seed, out)), encoding="utf-8")
     overrides = [argument for setting in METHODS[method] for argument in ("--set", setting)]
-    done = subprocess.run([options.gptrain, "train", file, *overrides], capture_output=True, text=True, check=False)
+    ranks = ["--ranks", str(RANKS[method])] if method in RANKS else []
+    done = subprocess.run([options.gptrain, "train", file, *ranks, *overrides], capture_output=True, text=True,
+                          check=False)
     if done.returncode != 0:
         sys.exit(f"compare_methods: {method}, seed {seed}: gptrain ended with {done.returncode}: {done.stderr}")
     lines = (out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()

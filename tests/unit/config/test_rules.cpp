@@ -339,6 +339,19 @@ TEST_CASE("a key that would have no effect is refused") {
   CHECK(fault({int8, "precision.compute=bf16-pure", "precision.gradients=bf16"}) ==
         "comm.compression = {...}: needs precision.gradients = \"fp32\", in which errors are added to gradients (try "
         "{})");
+  CHECK(fault({R"(comm.compression={"kind":"int8","rank":2})"}) ==
+        "comm.compression = {...}: has a rank, which only kind \"powersgd\" reads (try {})");
+  const std::string low_rank = R"(comm.compression={"kind":"powersgd"})";
+  CHECK(fault({low_rank, "parallel.zero=2"}) ==
+        "comm.compression = {...}: of kind \"powersgd\" needs parallel.zero = 0 or 1, as it sums whole matrices once a "
+        "step (parallel.zero = 2) (try {\"kind\": \"int8\"})");
+  CHECK(fault({low_rank, "parallel.tensor=2"}) ==
+        "comm.compression = {...}: of kind \"powersgd\" needs parallel.tensor = 1, as it sums whole matrices (try "
+        "{\"kind\": \"int8\"})");
+  CHECK(fault({R"(comm.compression={"kind":"powersgd","error":false})"}) ==
+        "comm.compression = {...}: of kind \"powersgd\" needs error = true: without the errors, most of each gradient "
+        "would be lost (try {})");
+  CHECK(fault({int8, "run.device=cuda"}).find("were not tested on the CUDA backend yet") != std::string::npos);
   CHECK(fault({"parallel.pipeline=2", "parallel.pipeline_schedule=pipedream-2bw"}).find("weights of earlier steps") !=
         std::string::npos);
   CHECK(

@@ -1,8 +1,10 @@
 // Sums of compressed gradients: no part of a gradient is lost, and all ranks find the same sum.
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <map>
 #include <memory>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -11,6 +13,7 @@
 #include "model_fixture.h"
 #include "ops/backend.h"
 #include "parallel/compressed_reducer.h"
+#include "parallel/low_rank_reducer.h"
 #include "parallel/parameter_exchange.h"
 
 namespace gptrain::compressed_sums_test {
@@ -32,6 +35,24 @@ float gradient_of(int64_t unit, int64_t element, int64_t rank, int64_t sum) {
   const uint32_t mixed = (word ^ word >> 15) * 2246822519U;
   return static_cast<float>(static_cast<int32_t>(mixed ^ mixed >> 13)) * 0x1p-31F *
          std::exp2(static_cast<float>(element / 700 % 9));
+}
+
+// The same numbers as in tools/compare/compare_sums.py, from -1 to 1.
+double hashed(int64_t a, int64_t b, int64_t c, int64_t d) {
+  const auto word = static_cast<uint32_t>(a * 2654435761 + b * 40503 + c * 9973 + d * 7919);
+  const uint32_t mixed = (word ^ word >> 15) * 2246822519U;
+  return static_cast<double>(static_cast<int32_t>(mixed ^ mixed >> 13)) * 0x1p-31;
+}
+
+// `products`: number of products that the gradients consist of; 4: noise as well.
+float reference_gradient(int64_t matrix, int64_t element, int64_t cols, int64_t rank, int64_t step,
+                         int64_t products = 4) {
+  double sum = products < 4 ? 0 : 0.02 * hashed(element, matrix + 100, rank, step);
+  for (int64_t k = 0; k < products; ++k) {
+    const double size = std::pow(0.2, k) * (1 + 0.3 * hashed(k, 77, rank, step));
+    sum += size * hashed(element / cols, matrix * 10 + k, 1, 0) * hashed(element % cols, matrix * 10 + k, 2, 0);
+  }
+  return static_cast<float>(sum);
 }
 
 struct SumOfUnit {
@@ -61,19 +82,13 @@ class Rank {
             .weights = weights_.data(), .gradients = gradients_.data(), .master = nullptr, .state = nullptr});
     for (std::vector<float>* const buffer : {&residuals_, &errors_})
       buffer->resize(static_cast<size_t>(messages_.num_residuals));
+    backend_->set_scratch(scratch_.data(), std::ssize(scratch_));
   }
 
   // Checks the sums of several steps.
   void check_steps() {
     const bool keeps = config_.comm.compression.error;
-    const GradientCompression compression{
-        .messages = messages_,
-        .residuals = keeps ? reinterpret_cast<std::byte*>(residuals_.data()) : nullptr,
-        .errors = keeps ? reinterpret_cast<std::byte*>(errors_.data()) : nullptr,
-        .state = &state_};
-    ParameterExchange exchange(*store_, groups_, *backend_, nullptr, [&](const ReductionContext& context, CopyGroup) {
-      return make_compressed_reducer(context, compression);
-    });
+    ParameterExchange exchange = make_exchange();
     for (int step = 0; step < num_steps; ++step) {
       state_.skip = step == skipped_step ? 1 : 0;
       const std::vector<float> before = residuals_;
@@ -85,7 +100,96 @@ class Rank {
     for (int64_t unit = 0; unit < store_->num_parameter_units(); ++unit) check_sum(unit);
   }
 
+  // Checks sums of the first block's matrices against those that PyTorch found in float64.
+  void check_reference(const nlohmann::json& golden) {
+    constexpr int64_t unit = 1;
+    const std::vector<LowRankMatrix>& matrices = messages_.units[unit].factors.matrices;
+    expect(matrices.size() == golden.at("shapes").size(), "another number of matrices");
+    for (size_t m = 0; m < matrices.size(); ++m) {
+      expect(golden.at("shapes")[m] == nlohmann::json::array({matrices[m].rows, matrices[m].cols}),
+             "a matrix of another shape");
+      for (int64_t i = 0; i < config_.comm.compression.rank * matrices[m].cols; ++i)
+        residuals_[static_cast<size_t>(matrices[m].factor + i)] =
+            static_cast<float>(hashed(i % matrices[m].cols, static_cast<int64_t>(m) + 200, i / matrices[m].cols, 5));
+    }
+    ParameterExchange exchange = make_exchange();
+    std::vector<std::byte> buffer(static_cast<size_t>(messages_.units[unit].buffer_bytes()));
+    const ParameterExchange::Gradients of{store_->whole(unit).gradients, buffer.data()};
+    auto* const gradients = reinterpret_cast<float*>(of.whole);
+    for (size_t step = 0; step < golden.at("sums")[0].size(); ++step) {
+      for (size_t m = 0; m < matrices.size(); ++m)
+        for (int64_t i = 0; i < matrices[m].rows * matrices[m].cols; ++i)
+          gradients[matrices[m].first + i] =
+              reference_gradient(static_cast<int64_t>(m), i, matrices[m].cols, rank_, static_cast<int64_t>(step));
+      exchange.begin_sum(unit, of);
+      exchange.go_on_with_sum(unit, of);
+      exchange.await_sum(unit, of, 0);
+      exchange.end_step(unit);
+      for (size_t m = 0; m < matrices.size(); ++m)
+        check_near(golden.at("sums")[m][step], matrices[m], gradients + matrices[m].first);
+    }
+  }
+
+  // Checks that a sum whose rank is not above that of the factors is the plain one, with no errors.
+  void check_exact() {
+    constexpr int64_t unit = 1;
+    const auto products = static_cast<int64_t>(config_.comm.compression.rank);
+    ParameterExchange exchange = make_exchange();
+    std::vector<std::byte> buffer(static_cast<size_t>(messages_.units[unit].buffer_bytes()));
+    const ParameterExchange::Gradients of{store_->whole(unit).gradients, buffer.data()};
+    auto* const gradients = reinterpret_cast<float*>(of.whole);
+    const auto gradient = [&](const LowRankMatrix& matrix, int64_t i, int64_t rank) {
+      return reference_gradient(matrix.tensor, i, matrix.cols, rank, 0, products);
+    };
+    for (const LowRankMatrix& matrix : messages_.units[unit].factors.matrices)
+      for (int64_t i = 0; i < matrix.rows * matrix.cols; ++i) gradients[matrix.first + i] = gradient(matrix, i, rank_);
+    exchange.begin_sum(unit, of);
+    exchange.go_on_with_sum(unit, of);
+    exchange.await_sum(unit, of, 0);
+    for (const LowRankMatrix& matrix : messages_.units[unit].factors.matrices) {
+      double off = 0, size = 0;
+      for (int64_t i = 0; i < matrix.rows * matrix.cols; ++i) {
+        double sum = 0;
+        for (int64_t rank = 0; rank < num_ranks; ++rank) sum += static_cast<double>(gradient(matrix, i, rank));
+        off += std::pow(static_cast<double>(gradients[matrix.first + i]) - sum, 2);
+        size += sum * sum;
+      }
+      expect(size > 0 && std::sqrt(off / size) < 1e-5, "the sum is off by " + std::to_string(std::sqrt(off / size)));
+    }
+  }
+
  private:
+  ParameterExchange make_exchange() {
+    const bool keeps = config_.comm.compression.error;
+    compression_ = std::make_unique<GradientCompression>(
+        GradientCompression{.messages = messages_,
+                            .residuals = keeps ? reinterpret_cast<std::byte*>(residuals_.data()) : nullptr,
+                            .errors = keeps ? reinterpret_cast<std::byte*>(errors_.data()) : nullptr,
+                            .state = &state_,
+                            .rank = config_.comm.compression.rank,
+                            .seed = 7});
+    return {*store_, groups_, *backend_, nullptr, [this](const ReductionContext& context, CopyGroup) {
+              return messages_.is_low_rank() ? make_low_rank_reducer(context, *compression_)
+                                             : make_compressed_reducer(context, *compression_);
+            }};
+  }
+
+  // Checks a sum within 1e-5 of its norm.
+  static void check_near(const nlohmann::json& golden, const LowRankMatrix& matrix, const float* sum) {
+    double squares = 0;
+    for (int64_t i = 0; i < matrix.rows * matrix.cols; ++i)
+      squares += static_cast<double>(sum[i]) * static_cast<double>(sum[i]);
+    const auto norm = golden.at("norm").get<double>();
+    expect(std::abs(std::sqrt(squares) - norm) < 1e-5 * norm,
+           "the norm is " + std::to_string(std::sqrt(squares)) + ", not " + std::to_string(norm));
+    const int64_t at[] = {0, matrix.rows / 2 * matrix.cols + matrix.cols / 3, matrix.rows * matrix.cols - 1};
+    for (size_t i = 0; i < std::size(at); ++i) {
+      const auto element = golden.at("elements")[i].get<double>();
+      expect(std::abs(static_cast<double>(sum[at[i]]) - element) < 1e-5 * norm,
+             "another element than " + std::to_string(element));
+    }
+  }
+
   const UnitRange& range(int64_t unit) const { return layout_.units[static_cast<size_t>(unit)]; }
 
   // Sums a unit's gradients of two micro-batches, with ZeRO 2 each of them.
@@ -107,7 +211,8 @@ class Rank {
       }
       const ParameterExchange::Gradients of{whole, buffer.data()};
       exchange.begin_sum(unit, of);
-      if (messages.is_coded() && !sharding_.cuts_state()) exchange.go_on_with_sum(unit, of);
+      if (messages.is_coded() && (messages_.is_low_rank() || !sharding_.cuts_state()))
+        exchange.go_on_with_sum(unit, of);
       exchange.await_sum(unit, of, micro_batch);
     }
     if (step == skipped_step) return;
@@ -121,11 +226,15 @@ class Rank {
   void check_sum(int64_t unit) {
     const SumOfUnit& all = sums_.at(unit);
     std::vector<double> errors(all.applied.size());
+    const auto take_errors = [&](int64_t first, int64_t count, int64_t residual) {
+      for (int64_t i = 0; i < count; ++i)
+        errors[static_cast<size_t>(first + i)] = static_cast<double>(residuals_[static_cast<size_t>(residual + i)]);
+    };
     for (const PieceMessage& piece : messages_.units[static_cast<size_t>(unit)].pieces)
       for (const MessageRun& run : piece.runs)
-        for (int64_t i = 0; run.is_coded() && i < run.count; ++i)
-          errors[static_cast<size_t>(run.first + i)] =
-              static_cast<double>(residuals_[static_cast<size_t>(run.residual + i)]);
+        if (run.is_coded()) take_errors(run.first, run.count, run.residual);
+    for (const LowRankMatrix& matrix : messages_.units[static_cast<size_t>(unit)].factors.matrices)
+      take_errors(matrix.first, matrix.rows * matrix.cols, matrix.residual);
     Lane& lane = groups_.lane(LaneKind::gradients);
     Communicator* const data = groups_.group(LaneKind::gradients, GroupKind::data);
     lane.wait(lane.all_reduce(data, errors.data(), std::ssize(errors), DType::f64));
@@ -159,7 +268,9 @@ class Rank {
   GradientMessages messages_;
   std::vector<std::byte> weights_, gradients_;
   std::vector<float> residuals_, errors_;
+  std::vector<std::byte> scratch_ = std::vector<std::byte>(size_t{1} << 23);
   StepState state_{};
+  std::unique_ptr<GradientCompression> compression_;
   std::map<int64_t, SumOfUnit> sums_;
   std::unique_ptr<ParameterStore> store_;
   std::unique_ptr<Backend> backend_ = make_cpu_backend(1);
@@ -179,6 +290,39 @@ TEST_CASE("compressed sums and the errors that ranks keep are together the sums 
       CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_steps(); }));
     }
   }
+}
+
+TEST_CASE("sums of a low rank and the errors that ranks keep are together the sums of all gradients") {
+  for (const std::string zero : {"0", "1"}) {
+    for (const std::string rank : {"1", "3"}) {
+      INFO("ZeRO " << zero << ", rank " << rank);
+      const RunConfig config =
+          small_config(Family::gpt2,
+                       {"batch.global=6", "batch.micro=1", "parallel.zero=" + zero,
+                        R"(comm.compression={"kind": "powersgd", "min_elements": 500, "rank": )" + rank + "}"},
+                       num_ranks);
+      CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_steps(); }));
+    }
+  }
+}
+
+TEST_CASE("sums of a low rank are those of PyTorch's powerSGD_hook") {
+  std::ifstream file(GPTRAIN_SOURCE_ROOT "/tests/golden/powersgd.json");
+  const nlohmann::json golden = nlohmann::json::parse(file);
+  const auto ranks = golden.at("ranks").get<int>();
+  const RunConfig config = small_config(Family::gpt2,
+                                        {"batch.global=4", "batch.micro=1", "parallel.zero=0",
+                                         R"(comm.compression={"kind": "powersgd", "min_elements": 500, "rank": 2})"},
+                                        ranks);
+  CHECK_NOTHROW(run_local_ranks(ranks, [&](World& world) { Rank(world, config).check_reference(golden); }));
+}
+
+TEST_CASE("sums of no higher rank than the factors are exact") {
+  const RunConfig config = small_config(Family::gpt2,
+                                        {"batch.global=6", "batch.micro=1", "parallel.zero=0",
+                                         R"(comm.compression={"kind": "powersgd", "min_elements": 500, "rank": 3})"},
+                                        num_ranks);
+  CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_exact(); }));
 }
 
 TEST_CASE("messages have each element of a piece once, coded or in f32") {

@@ -1,0 +1,142 @@
+#include "parallel/low_rank_reducer.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "model/spec/tensor_key.h"
+#include "parallel/low_rank_factors.h"
+
+namespace gptrain::inline parallel {
+namespace {
+
+Matrix row_at(std::byte* elements, int64_t first, int64_t count) {
+  return {elements + first * dtype_bytes(DType::f32), DType::f32, 1, count};
+}
+
+Matrix matrix_at(std::byte* elements, int64_t first, int64_t rows, int64_t cols) {
+  return {elements + first * dtype_bytes(DType::f32), DType::f32, rows, cols};
+}
+
+class LowRankReducer final : public GradientReducer {
+ public:
+  LowRankReducer(const ReductionContext& context, const GradientCompression& compression)
+      : context_(context), compression_(compression) {
+    int64_t longest = 0;
+    for (const UnitMessages& unit : compression.messages.units)
+      for (const LowRankMatrix& matrix : unit.factors.matrices) longest = std::max({longest, matrix.rows, matrix.cols});
+    scratch_.resize(static_cast<size_t>(longest * compression.rank));
+  }
+
+  int phases(int64_t unit) const override { return messages(unit).is_coded() ? 2 : 1; }
+  bool begins_with_ops() const override { return true; }
+
+  Lane::Ticket begin(int64_t unit, int phase, const UnitGradients& of) override {
+    const UnitMessages& sums = messages(unit);
+    if (!sums.is_coded()) return plain_sum(context_, unit, of.whole, DType::f32);
+    for (const LowRankMatrix& matrix : sums.factors.matrices) {
+      if (phase == 0) {
+        find_left(matrix, of);
+      } else {
+        find_right(matrix, of);
+      }
+    }
+    if (phase == 1) return sum(unit, of, sums.factors.first_phase, sums.factors.second_phase);
+    for (const PlainRun& run : sums.factors.plain)
+      context_.backend.run(
+          Cast{.from = row_at(of.whole, run.first, run.count), .to = row_at(of.narrow, run.at, run.count)});
+    return sum(unit, of, 0, sums.factors.first_phase);
+  }
+
+  void finish(int64_t unit, const UnitGradients& of) override {
+    const double share = 1 / static_cast<double>(context_.parameters.place(unit).size);
+    for (const LowRankMatrix& matrix : messages(unit).factors.matrices) {
+      const Matrix x = values(matrix, of), left_behind = errors(compression_.errors, matrix);
+      multiply(matrix, of, left_behind);
+      context_.backend.run(WeightedSum{.a = x, .a_factor = 1, .b = left_behind, .b_factor = -share, .to = left_behind});
+      multiply(matrix, of, x);
+      context_.backend.run(Cast{.from = right(matrix, of), .to = factor(compression_.errors, matrix)});
+    }
+    for (const PlainRun& run : messages(unit).factors.plain)
+      context_.backend.run(
+          Cast{.from = row_at(of.narrow, run.at, run.count), .to = row_at(of.whole, run.first, run.count)});
+  }
+
+  void end_step(int64_t unit) override {
+    const UnitMessages& sums = messages(unit);
+    if (!sums.is_coded()) return;
+    context_.backend.run(KeepResidual{.state = compression_.state,
+                                      .errors = row_at(compression_.errors, sums.first_residual, sums.num_residuals),
+                                      .kept = row_at(compression_.residuals, sums.first_residual, sums.num_residuals)});
+  }
+
+ private:
+  const UnitMessages& messages(int64_t unit) const { return compression_.messages.units[static_cast<size_t>(unit)]; }
+  int64_t rank() const { return compression_.rank; }
+
+  static Matrix values(const LowRankMatrix& matrix, const UnitGradients& of) {
+    return matrix_at(of.whole, matrix.first, matrix.rows, matrix.cols);
+  }
+  static Matrix errors(std::byte* buffer, const LowRankMatrix& matrix) {
+    return matrix_at(buffer, matrix.residual, matrix.rows, matrix.cols);
+  }
+  Matrix factor(std::byte* buffer, const LowRankMatrix& matrix) const {
+    return matrix_at(buffer, matrix.factor, rank(), matrix.cols);
+  }
+  Matrix left(const LowRankMatrix& matrix, const UnitGradients& of) const {
+    return matrix_at(of.narrow, matrix.left, rank(), matrix.rows);
+  }
+  Matrix right(const LowRankMatrix& matrix, const UnitGradients& of) const {
+    return matrix_at(of.narrow, matrix.right, rank(), matrix.cols);
+  }
+
+  // A run with compressed sums keeps its gradients in f32, and so has no other use of these random numbers.
+  void make_orthonormal(const LowRankMatrix& matrix, const Matrix& factor) {
+    const TensorSpec& tensor = context_.parameters.spec().tensors[static_cast<size_t>(matrix.tensor)];
+    orthonormalise(factor, tensor_key(tensor, compression_.seed, RandomUse::gradient_rounding), scratch_,
+                   context_.backend);
+  }
+
+  // With X the gradients, the rows of the factors are those of S^T, (X S)^T, L^T and (X^T L)^T. true_out is 0, as these
+  // products are not part of the model's FLOPs.
+  void find_left(const LowRankMatrix& matrix, const UnitGradients& of) {
+    const Matrix x = values(matrix, of), start = right(matrix, of);
+    context_.backend.run(Add{.from = errors(compression_.residuals, matrix), .to = x});
+    context_.backend.run(Cast{.from = factor(compression_.residuals, matrix), .to = start});
+    make_orthonormal(matrix, start);
+    context_.backend.run(LinearForward{.x = start, .w = x, .bias = {}, .y = left(matrix, of), .true_out = 0});
+  }
+  void find_right(const LowRankMatrix& matrix, const UnitGradients& of) {
+    make_orthonormal(matrix, left(matrix, of));
+    context_.backend.run(
+        LinearBackwardInput{.dy = left(matrix, of), .w = values(matrix, of), .dx = right(matrix, of), .true_out = 0});
+  }
+  // product = L R^T.
+  void multiply(const LowRankMatrix& matrix, const UnitGradients& of, const Matrix& product) const {
+    context_.backend.run(LinearBackwardWeight{.x = right(matrix, of),
+                                              .dy = left(matrix, of),
+                                              .dw = product,
+                                              .d_bias = {},
+                                              .accumulate = false,
+                                              .true_out = 0});
+  }
+
+  Lane::Ticket sum(int64_t unit, const UnitGradients& of, int64_t first, int64_t count) const {
+    Communicator* const copies = context_.groups.group(
+        LaneKind::gradients, kind_of(context_.parameters.layout().units[static_cast<size_t>(unit)].copies));
+    return context_.groups.lane(LaneKind::gradients)
+        .all_reduce(copies, of.narrow + first * dtype_bytes(DType::f32), count, DType::f32);
+  }
+
+  const ReductionContext context_;
+  const GradientCompression compression_;
+  std::vector<float> scratch_;  // on the host: room for any factor
+};
+
+}  // namespace
+
+std::unique_ptr<GradientReducer> make_low_rank_reducer(const ReductionContext& context,
+                                                       const GradientCompression& compression) {
+  return std::make_unique<LowRankReducer>(context, compression);
+}
+
+}  // namespace gptrain::parallel
