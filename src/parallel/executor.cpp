@@ -57,8 +57,30 @@ MicroBatch Executor::micro_batch(const Action& action) const {
   return MicroBatch::at(at(action, Operand::batch), model_.shape().micro_batch());
 }
 
-UnitParameters Executor::whole(int64_t unit, const Action& action) const {
-  return parameters_.whole(unit, at(action, Operand::weights), at(action, Operand::whole_gradients));
+Executor::Part Executor::own_part(const Action& action) const {
+  return {.unit = action.unit,
+          .weights = at(action, Operand::weights),
+          .whole_gradients = at(action, Operand::whole_gradients),
+          .narrow_gradients = at(action, Operand::narrow_gradients)};
+}
+
+std::optional<Executor::Part> Executor::experts_part(const Action& action) const {
+  const int64_t experts = parameters_.spec().units[static_cast<size_t>(action.unit)].experts;
+  if (experts < 0) return std::nullopt;
+  Part part = own_part(action);
+  part.unit = experts;
+  const UnitRange& own = parameters_.layout().units[static_cast<size_t>(action.unit)];
+  const UnitBufferBytes before = unit_buffer_bytes(own, parameters_.sharding());
+  if (part.weights != nullptr) part.weights += before.weights;
+  if (part.whole_gradients != nullptr) part.whole_gradients += before.whole_gradients;
+  if (part.narrow_gradients != nullptr) part.narrow_gradients += before.narrow_gradients;
+  return part;
+}
+
+template <typename Body>
+void Executor::for_each_part(const Action& action, const Body& body) const {
+  body(own_part(action));
+  if (const std::optional<Part> experts = experts_part(action)) body(*experts);
 }
 
 StepStatistics Executor::statistics_of(ActionKind kind) const {
@@ -67,21 +89,23 @@ StepStatistics Executor::statistics_of(ActionKind kind) const {
   return statistics;
 }
 
-int64_t Executor::matrix_unit() const {
-  return program_.schedule.options.tied_head ? 0 : parameters_.num_parameter_units() - 1;
-}
+int64_t Executor::matrix_unit() const { return program_.schedule.options.tied_head ? 0 : model_.num_layers() - 1; }
 
 void Executor::await_updates(const Action& action) {
   if (update_ == nullptr) return;
-  update_->await_update(action.unit);
+  for_each_part(action, [this](const Part& part) { update_->await_update(part.unit); });
   if (action.unit + 1 == model_.num_layers()) update_->await_update(matrix_unit());
 }
 
 LayerCall Executor::call_of(const Action& action) const {
   const ScheduleOptions& options = program_.schedule.options;
   const MicroBatch batch = micro_batch(action);
-  LayerCall call{.parameters = whole(action.unit, action),
-                 .head_matrix = whole(matrix_unit(), action),
+  const Part own = own_part(action);
+  Part of_matrix = own;
+  of_matrix.unit = matrix_unit();
+  const std::optional<Part> experts = experts_part(action);
+  LayerCall call{.parameters = whole(own),
+                 .head_matrix = whole(of_matrix),
                  .tokens = batch.tokens,
                  .targets = batch.targets,
                  .sample_ids = batch.sample_ids,
@@ -101,7 +125,8 @@ LayerCall Executor::call_of(const Action& action) const {
                  .accumulate = !options.has_gradient_buckets() && action.micro_batch > 0,
                  .fp8_weights = at(action, Operand::prepared_weights),
                  .prepare_weights = false,
-                 .workspace = resources_.workspace};
+                 .workspace = resources_.workspace,
+                 .experts = experts ? whole(*experts) : UnitParameters{}};
   if (const int32_t prepared = action[Operand::prepared_weights]; prepared >= 0) {
     // The first action that names the copies makes them.
     const int32_t first = program_.schedule.buffers[static_cast<size_t>(prepared)].first;
@@ -158,33 +183,43 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
       return backward(BackwardPart::both);
     case ActionKind::gather:
       await_updates(action);
-      (*resources_.gathers)[static_cast<size_t>(action.unit)] =
-          begin_gather(parameters_, action.unit, at(action, Operand::weights), *resources_.groups, *resources_.backend);
-      return;
+      return for_each_part(action, [this](const Part& part) {
+        (*resources_.gathers)[static_cast<size_t>(part.unit)] =
+            begin_gather(parameters_, part.unit, part.weights, *resources_.groups, *resources_.backend);
+      });
     case ActionKind::await_weights:
-      return resources_.groups->lane(LaneKind::weights).wait((*resources_.gathers)[static_cast<size_t>(action.unit)]);
-    case ActionKind::reduce:
-      return exchange_.begin_sum(action.unit, gradients_of(action));
-    case ActionKind::reduce_on:
-      return exchange_.go_on_with_sum(action.unit, gradients_of(action));
-    case ActionKind::await_gradients:
-      return exchange_.await_sum(action.unit, gradients_of(action), action.micro_batch);
-    case ActionKind::keep_gradients:
-      return exchange_.keep(action.unit, gradients_of(action), action.micro_batch);
+      return for_each_part(action, [this](const Part& part) {
+        resources_.groups->lane(LaneKind::weights).wait((*resources_.gathers)[static_cast<size_t>(part.unit)]);
+      });
     case ActionKind::sum_tied:
       return exchange_.sum_tied();
     case ActionKind::norm:
       return update_->norm();
     case ActionKind::update:
-      update_->update(action.unit);
-      return exchange_.end_step(action.unit);
+      return for_each_part(action, [this](const Part& part) {
+        update_->update(part.unit);
+        exchange_.end_step(part.unit);
+      });
     default:
-      throw std::logic_error(fmt::format("nothing runs the action {}", action_name(action.kind)));
+      return sum(action);
   }
 }
 
-ParameterExchange::Gradients Executor::gradients_of(const Action& action) const {
-  return {whole(action.unit, action).gradients, at(action, Operand::narrow_gradients)};
+void Executor::sum(const Action& action) {
+  for_each_part(action, [&](const Part& part) {
+    switch (action.kind) {
+      case ActionKind::reduce:
+        return exchange_.begin_sum(part.unit, gradients_of(part));
+      case ActionKind::reduce_on:
+        return exchange_.go_on_with_sum(part.unit, gradients_of(part));
+      case ActionKind::await_gradients:
+        return exchange_.await_sum(part.unit, gradients_of(part), action.micro_batch);
+      case ActionKind::keep_gradients:
+        return exchange_.keep(part.unit, gradients_of(part), action.micro_batch);
+      default:
+        throw std::logic_error(fmt::format("nothing runs the action {}", action_name(action.kind)));
+    }
+  });
 }
 
 void Executor::transfer(const Action& action) {
