@@ -31,9 +31,6 @@ std::span<const Aliases> absent_keys() {
   static const std::vector<Aliases> table = {
       {"gptrain has no ring attention: ranks that share sequences (parallel.context) exchange tokens for heads",
        {"ring_attention", "ring_degree", "cp_comm_type"}},
-      {"gptrain does not spread experts over ranks: every data rank has all, cut over the tensor ranks",
-       {"expert_parallel", "ep", "ep_size", "expert_parallel_degree", "expert_parallel_size",
-        "expert_model_parallel_size"}},
       {"the number of data ranks follows: that of all ranks, divided by parallel.tensor * parallel.context * "
        "parallel.pipeline",
        {"dp", "dp_size", "data_parallel_size", "data_parallel_degree", "data_parallel_replicate_degree", "world_size",
