@@ -85,8 +85,8 @@ TEST_CASE("ranks share experts evenly, or not at all") {
   CHECK(refused({"parallel.expert=3"}, 4) == "parallel.expert = 3: must divide the 4 ranks of a stage (try 2)");
   CHECK(refused({"parallel.expert=2", "parallel.pipeline=4"}, 4) ==
         "parallel.expert = 2: must divide the 1 rank of a stage (try 1)");
-  CHECK(refused({"parallel.expert_room=3"}, 4) ==
-        "parallel.expert_room = 3: has no effect unless parallel.expert is greater than 1 (try --set "
+  CHECK(refused({"parallel.expert_room=2.5"}, 4) ==
+        "parallel.expert_room = 2.5: has no effect unless parallel.expert is greater than 1 (try --set "
         "parallel.expert_room=null or leaving it out)");
   for (const char* other : {"optimizer.type=muon", "parallel.elastic=true", R"(comm.compression={"kind":"int8"})",
                             "memory.offload_optimizer=disk"}) {
