@@ -76,7 +76,7 @@ TEST_CASE("keys without a part for experts are refused beside them") {
 TEST_CASE("ranks share experts evenly, or not at all") {
   const std::string moe = R"(model.moe={"experts":6,"top_k":2})";
   const auto refused = [&](Overrides more, int64_t ranks) {
-    more.insert(more.end(), {"model.bias=false", moe});
+    more.insert(more.end(), {"model.bias=false", moe, "batch.micro=4"});
     return refusal(base, more, ranks);
   };
   CHECK(fault({"parallel.expert=2"}) ==
