@@ -26,6 +26,7 @@ class Settler : Rules {
     settle_method(context_);
     check_memory(context_);
     check_moe(context_);
+    check_experts(context_);
     check_comm(context_);
     check_totals();
     check_size();

@@ -146,6 +146,17 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                   {"parallel.context", "parallel.context is greater than 1",
                    when(&RunConfig::parallel, [](const ParallelConfig& parallel) { return parallel.context > 1; })})
               .changeable(),
+          field("parallel.expert", &RunConfig::parallel, &P::expert, IntegerRule{1, 1 << 16, {}},
+                "ranks of a stage that hold the experts of model.moe between them, each whole ones: tokens go to the "
+                "ranks of their experts and back; divides the experts and the ranks of a stage")
+              .changeable(),
+          field("parallel.expert_room", &RunConfig::parallel, &P::expert_room, NumberRule{.min = 1, .max = 1e6},
+                "rows for which the experts of a rank have room, as a multiple of those that the rank sends; a step "
+                "that needs more changes nothing and ends the run")
+              .only_with(
+                  {"parallel.expert", "parallel.expert is greater than 1",
+                   when(&RunConfig::parallel, [](const ParallelConfig& parallel) { return parallel.expert > 1; })})
+              .changeable(),
           field("parallel.pipeline", &RunConfig::parallel, &P::pipeline, IntegerRule{1, 1 << 16, {}},
                 "stages that share the layers; at most model.num_layers")
               .changeable(),

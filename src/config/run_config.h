@@ -191,6 +191,8 @@ struct BatchConfig {
 struct ParallelConfig {
   int64_t tensor = 1;
   int64_t context = 1;         // ranks that share sequences
+  int64_t expert = 1;          // ranks of a stage that hold the experts of a layer between them
+  double expert_room = 2;      // rows for which a rank's experts have room, as a multiple of those that it sends
   int64_t pipeline = 1;        // stages
   int64_t virtual_stages = 1;  // chunks of each stage
   PipelineOrder pipeline_schedule = PipelineOrder::one_f_one_b;

@@ -28,6 +28,7 @@
 #include "base/rotary.h"
 #include "config/run_config.h"
 #include "model/context_parallel.h"
+#include "model/expert_parallel.h"
 #include "model/layer_call.h"
 #include "model/layer_records.h"
 #include "model/micro_batch.h"
@@ -85,7 +86,8 @@ struct Parameter {
   bool operator==(const Parameter&) const = default;
 };
 
-// The tensors of one unit on this rank, by their names in the unit ("norm1.weight").
+// The tensors of one unit on this rank, by their names in the unit ("norm1.weight"). A block's experts are among them;
+// where they are a unit of their own, their offsets count from that unit's start.
 class UnitTensors {
  public:
   UnitTensors(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout,
@@ -95,6 +97,8 @@ class UnitTensors {
   std::vector<Parameter> all() const;
 
  private:
+  void add(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout, int64_t unit);
+
   std::vector<std::pair<std::string, Parameter>> tensors_;
 };
 
@@ -104,6 +108,7 @@ struct LayerContext {
   TensorRows& tensor;
   const ContextParallel& context;
   Backend& backend;
+  const ExpertParallel& experts;
 
   DType compute() const { return shape.precision.compute; }
   // RETURNS this rank's rows of the residual stream at `data`.

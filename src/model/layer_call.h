@@ -42,6 +42,7 @@ struct LayerCall {
   std::byte* fp8_weights = nullptr;  // record of FP8 copies of linears' weights
   bool prepare_weights = false;      // true: fp8_weights does not hold these weights yet, so the call fills it first
   Workspace* workspace = nullptr;
+  UnitParameters experts = {};  // the layer's experts, where they are a unit of their own
 };
 
 // Part of a layer's backward pass: the input's gradient, the weights' gradients, or both. With `both`, the products for

@@ -37,7 +37,10 @@ class Block final : public Layer {
   void forward(const LayerCall& call) override;
   void recompute(const LayerCall& call) override;
   void backward(const LayerCall& call, BackwardPart part) override;
-  bool exchanges_amid_ops() const override { return Layer::exchanges_amid_ops() || context_.context.is_split(); }
+  bool exchanges_amid_ops() const override {
+    return Layer::exchanges_amid_ops() || context_.context.is_split() ||
+           (design_.is_routed && context_.experts.is_split());
+  }
 
  private:
   void backward_input(const LayerCall& call, bool with_weights);

@@ -43,12 +43,13 @@ Model::Model(const StepShape& shape, const ModelSpec& spec, const std::vector<Te
     : shape_(shape),
       tensor_(axes.tensor, shape.rows()),
       sequences_(axes.context),
-      context_{shape_, tensor_, sequences_, backend} {
+      experts_(axes.experts),
+      context_{shape_, tensor_, sequences_, backend, experts_} {
   const auto tensors_of = [&](size_t unit) { return UnitTensors(spec, shards, layout, static_cast<int64_t>(unit)); };
   const UnitTensors embedding = tensors_of(0);
   OtherBlocks others(shape_);
   layers_.push_back(std::make_shared<Embedding>(context_, embedding));
-  for (size_t unit = 1; unit < spec.units.size(); ++unit) {
+  for (size_t unit = 1; unit < spec.units.size() && spec.units[unit].kind != UnitKind::experts; ++unit) {
     const bool gives_amax = layers_.back()->records().wants_output_gradient_amax;
     if (spec.units[unit].kind == UnitKind::block) {
       const int64_t layer = spec.units[unit].layer;

@@ -12,10 +12,11 @@ namespace gptrain::inline model {
 
 class Model {
  public:
-  // The axes that ranks share layers and sequences along.
+  // The axes that ranks share layers, sequences and experts along.
   struct Axes {
     TensorParallel tensor = {};
     ContextParallel context = {};
+    ExpertParallel experts = {};
   };
   // REQUIRES: the backend, and the groups and lanes of `axes`, outlive the model; axes.context.place is that of shape.
   Model(const StepShape& shape, const ModelSpec& spec, const std::vector<TensorShard>& shards,
@@ -38,6 +39,7 @@ class Model {
   const StepShape shape_;
   TensorRows tensor_;
   const ContextParallel sequences_;
+  const ExpertParallel experts_;
   const LayerContext context_;
   std::vector<std::shared_ptr<Layer>> layers_;  // blocks of other stages share an object with those like them
   Head* head_;                                  // the last one

@@ -2,22 +2,23 @@
 // on the rows that they got, and the sum of their results by the router's weights. Shared experts, an FFN for all
 // tokens, are added.
 //
-// Every tensor rank has a share of each expert's hidden features, and routes all rows alike. Its gradients of the
-// router's weights are part of a sum over the ranks, so the router's gradients are, too; its own losses count on the
-// first rank.
+// Every tensor rank routes all rows alike. It has a share of each expert's hidden features, or, where ranks share whole
+// experts (ExpertRows), sends a share of the rows. Its gradients of the router's weights are part of a sum over the
+// ranks, so the router's gradients are, too; its own losses count on the first rank.
 #include <stdexcept>
 
 #include "model/branch.h"
+#include "model/expert_rows.h"
 #include "model/linear.h"
 #include "model/saved_matrix.h"
 
 namespace gptrain::inline model {
 namespace {
 
-// RETURNS the experts' matrices of one kind as one, [E rows, cols]. THROWS std::logic_error if they do not follow each
-// other; config checks have refused sizes for which they do not.
-Parameter stacked(const UnitTensors& tensors, const std::string& linear, int64_t experts) {
-  const auto of = [&](int64_t expert) { return tensors.find("experts." + std::to_string(expert) + linear); };
+// RETURNS the matrices of one kind of the experts from `first` on as one, [experts rows, cols]. THROWS std::logic_error
+// if they do not follow each other; config checks have refused sizes for which they do not.
+Parameter stacked(const UnitTensors& tensors, const std::string& linear, int64_t first, int64_t experts) {
+  const auto of = [&](int64_t expert) { return tensors.find("experts." + std::to_string(first + expert) + linear); };
   Parameter all = of(0);
   // Tensors of a unit that the rank does not hold have no places.
   const bool is_held = of(experts - 1).offset != all.offset;
@@ -111,7 +112,7 @@ class RoutedBranch final : public Branch {
  public:
   RoutedBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors);
 
-  bool weight_reads_output_gradient() const override { return shares_gradient(context_); }
+  bool weight_reads_output_gradient() const override { return weight_reads_gradient() && shares_gradient(context_); }
   void recompute(const LayerCall& call, const Matrix& x) override;
   void backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) override;
   void backward_weight(const LayerCall& call, const Matrix& d_out) override;
@@ -120,7 +121,9 @@ class RoutedBranch final : public Branch {
   void run(const LayerCall& call, const NormInput& in, const Matrix& part) override;
 
   const MoeConfig& moe() const { return context_.shape.model.moe; }
-  int64_t copies() const { return context_.shape.rows() * moe().top_k; }  // rows of the experts
+  int64_t copies() const { return context_.shape.rows() * moe().top_k; }
+  // RETURNS whether W reads the gradient of the branch's output.
+  bool weight_reads_gradient() const { return rows_of_experts_->gathers_again() || shared_ != nullptr; }
   int64_t hidden_size() const { return context_.shape.model.hidden_size; }
   ActivationKind activation() const { return context_.shape.model.activation; }
   RouterRule rule() const {
@@ -132,8 +135,14 @@ class RoutedBranch final : public Branch {
   Matrix at(const LayerCall& call, LayerLayout::Field field) const { return layout_.at(call, field); }
   // RETURNS the rows of the router's matrix that this rank counts in model FLOPs, as all tensor ranks have all rows.
   int64_t counted_experts() const { return context_.tensor.rank() == 0 ? -1 : 0; }
-  Matrix in_weight(const LayerCall& call) const { return context_.weight(call, in_); }
-  Matrix out_weight(const LayerCall& call) const { return context_.weight(call, out_); }
+  // RETURNS the parameters among which the experts' are.
+  const UnitParameters& expert_parameters(const LayerCall& call) const {
+    return context_.experts.is_split() ? call.experts : call.parameters;
+  }
+  Matrix in_weight(const LayerCall& call) const { return in_.in(expert_parameters(call).weights, context_.compute()); }
+  Matrix out_weight(const LayerCall& call) const {
+    return out_.in(expert_parameters(call).weights, context_.compute());
+  }
   // RETURNS the layer's place in the statistic of routing; not given if this rank does not collect it.
   Matrix statistics(const LayerCall& call) const;
   // RETURNS all rows of this rank's rows of the norm's output, in `frame` if they have to be gathered.
@@ -142,8 +151,6 @@ class RoutedBranch final : public Branch {
   Matrix in_f32(const Matrix& rows, WorkspaceFrame& frame);
   // Chooses experts by the saved logits.
   void route(const LayerCall& call);
-  // RETURNS the rows of each expert.
-  Matrix gather(const LayerCall& call, const Matrix& rows, WorkspaceFrame& frame);
   // Computes the last linears' input from the saved data.
   void activate(const LayerCall& call);
   // Computes the gradient of the experts' first linears' output, and of the router's logits.
@@ -158,7 +165,9 @@ class RoutedBranch final : public Branch {
 
   Parameter router_, in_, out_;
   LayerLayout::Field normed_, logits_, hidden_, activated_;
-  LayerLayout::Field experts_, slots_, rows_, weights_, offsets_;
+  LayerLayout::Field experts_, slots_;
+  RoutedFields routed_;
+  std::unique_ptr<ExpertRows> rows_of_experts_;
   LayerLayout::Field d_logits_, d_hidden_, d_branch_ = LayerLayout::none;
   std::unique_ptr<SharedFfn> shared_;  // null: none
 };
@@ -169,12 +178,9 @@ RoutedBranch::RoutedBranch(const LayerContext& context, LayerLayout& layout, int
               .site = 1,
               .norm = norm_tensors(tensors, "norm2"),
               .norm_after = norm_tensors(tensors, "norm2_after")}),
-      router_(tensors.find("router.weight")),
-      in_(stacked(tensors, ".in.weight", moe().experts)),
-      out_(stacked(tensors, ".out.weight", moe().experts)) {
+      router_(tensors.find("router.weight")) {
   const DType c = context.compute();
-  const int64_t n = context.shape.rows(), k = moe().top_k, width = out_.cols;
-  const int64_t hidden_width = in_.rows / moe().experts;
+  const int64_t n = context.shape.rows(), k = moe().top_k;
   const auto for_weight = [](const char* name, DType dtype, int64_t rows, int64_t cols) {
     return SavedTensor{
         .name = name, .dtype = dtype, .rows = rows, .cols = cols, .last_reader = LastReader::weight_gradient};
@@ -183,14 +189,20 @@ RoutedBranch::RoutedBranch(const LayerContext& context, LayerLayout& layout, int
   logits_ = layout.save_product({"router.logits", DType::f32, n, moe().experts});
   experts_ = layout.save({"router.experts", DType::i32, n, k});
   slots_ = layout.save({"router.slots", DType::i32, n, k});
-  rows_ = layout.save(for_weight("router.rows", DType::i32, 1, copies()));
-  weights_ = layout.save({"router.weights", DType::f32, 1, copies()});
-  offsets_ = layout.save(for_weight("router.offsets", DType::i32, 1, moe().experts + 1));
-  hidden_ = layout.save_product({"experts.hidden", c, copies(), hidden_width});
-  activated_ = layout.save(for_weight("experts.activated", c, copies(), width));
+  routed_.rows = layout.save(for_weight("router.rows", DType::i32, 1, copies()));
+  routed_.weights = layout.save({"router.weights", DType::f32, 1, copies()});
+  routed_.offsets = layout.save(for_weight("router.offsets", DType::i32, 1, moe().experts + 1));
+  rows_of_experts_ = make_expert_rows(context, layout, layer, routed_);
+  const int64_t experts = rows_of_experts_->experts(), rows = rows_of_experts_->rows();
+  in_ = stacked(tensors, ".in.weight", rows_of_experts_->first_expert(), experts);
+  out_ = stacked(tensors, ".out.weight", rows_of_experts_->first_expert(), experts);
+  const int64_t hidden_width = in_.rows / experts;
+  hidden_ = layout.save_product({"experts.hidden", c, rows, hidden_width});
+  activated_ = layout.save(for_weight("experts.activated", c, rows, out_.cols));
   d_logits_ = layout.leave({"router.d_logits", DType::f32, n, moe().experts});
-  d_hidden_ = layout.leave({"experts.d_hidden", c, copies(), hidden_width});
-  if (!shares_gradient(context)) d_branch_ = layout.leave({"experts.d_branch", c, n, hidden_size()});
+  d_hidden_ = layout.leave({"experts.d_hidden", c, rows, hidden_width});
+  if (!shares_gradient(context) && (rows_of_experts_->gathers_again() || moe().shared > 0))
+    d_branch_ = layout.leave({"experts.d_branch", c, n, hidden_size()});
   if (moe().shared > 0) shared_ = std::make_unique<SharedFfn>(context, layout, layer_, tensors, normed_);
 }
 
@@ -215,33 +227,30 @@ Matrix RoutedBranch::in_f32(const Matrix& rows, WorkspaceFrame& frame) {
   return wide;
 }
 
-Matrix RoutedBranch::gather(const LayerCall& call, const Matrix& rows, WorkspaceFrame& frame) {
-  const Matrix gathered = frame.take(rows.dtype, copies(), rows.cols);
-  context_.backend.run(GatherRows{.x = rows, .rows = at(call, rows_), .offsets = at(call, offsets_), .y = gathered});
-  return gathered;
-}
-
 void RoutedBranch::route(const LayerCall& call) {
   context_.backend.run(RouteTokens{.rule = rule(),
                                    .logits = at(call, logits_),
                                    .experts = at(call, experts_),
                                    .slots = at(call, slots_),
-                                   .rows = at(call, rows_),
-                                   .weights = at(call, weights_),
-                                   .offsets = at(call, offsets_),
+                                   .rows = at(call, routed_.rows),
+                                   .weights = at(call, routed_.weights),
+                                   .offsets = at(call, routed_.offsets),
                                    .statistics = statistics(call)});
+  rows_of_experts_->route(call);
 }
 
 void RoutedBranch::activate(const LayerCall& call) {
   context_.backend.run(ExpertActivationForward{.kind = activation(),
                                                .x = at(call, hidden_),
-                                               .weights = at(call, weights_),
-                                               .offsets = at(call, offsets_),
-                                               .y = at(call, activated_)});
+                                               .weights = rows_of_experts_->weights(call),
+                                               .offsets = rows_of_experts_->offsets(call),
+                                               .y = at(call, activated_),
+                                               .expected_rows = rows_of_experts_->expected_rows()});
 }
 
 void RoutedBranch::run(const LayerCall& call, const NormInput& in, const Matrix& part) {
-  const Matrix normed = at(call, normed_), offsets = at(call, offsets_);
+  const Matrix normed = at(call, normed_), offsets = rows_of_experts_->offsets(call);
+  const int64_t expected = rows_of_experts_->expected_rows();
   norm_.forward(call, in, {normed});
   {
     WorkspaceFrame frame(*call.workspace);
@@ -255,44 +264,59 @@ void RoutedBranch::run(const LayerCall& call, const NormInput& in, const Matrix&
                                          .true_out = counted_experts()});
     }
     route(call);
-    context_.backend.run(GroupedLinearForward{
-        .x = gather(call, rows, frame), .w = in_weight(call), .offsets = offsets, .y = at(call, hidden_)});
+    context_.backend.run(GroupedLinearForward{.x = rows_of_experts_->send_inputs(call, rows, frame),
+                                              .w = in_weight(call),
+                                              .offsets = offsets,
+                                              .y = at(call, hidden_),
+                                              .expected_rows = expected});
   }
   activate(call);
   if (shared_) shared_->forward(call, normed, part);
   if (!part.given()) return;
   WorkspaceFrame frame(*call.workspace);
-  const Matrix results = frame.take(context_.compute(), copies(), hidden_size());
-  context_.backend.run(
-      GroupedLinearForward{.x = at(call, activated_), .w = out_weight(call), .offsets = offsets, .y = results});
-  context_.backend.run(
-      CombineRows{.x = results, .slots = at(call, slots_), .shared = shared_ ? part : Matrix{}, .y = part});
+  const Matrix results = frame.take(context_.compute(), rows_of_experts_->rows(), hidden_size());
+  context_.backend.run(GroupedLinearForward{
+      .x = at(call, activated_), .w = out_weight(call), .offsets = offsets, .y = results, .expected_rows = expected});
+  context_.backend.run(CombineRows{.x = rows_of_experts_->take_back(call, results, frame),
+                                   .slots = at(call, slots_),
+                                   .shared = shared_ ? part : Matrix{},
+                                   .y = part});
 }
 
 void RoutedBranch::recompute(const LayerCall& call, const Matrix& x) {
-  norm_.forward(call, {.x = x}, {at(call, normed_)});
+  const Matrix normed = at(call, normed_);
+  norm_.forward(call, {.x = x}, {normed});
   route(call);
+  if (!rows_of_experts_->gathers_again()) {
+    WorkspaceFrame frame(*call.workspace);
+    rows_of_experts_->send_inputs(call, all_rows(normed, frame), frame);
+  }
   activate(call);
   if (shared_) shared_->activate(call, {});
 }
 
 void RoutedBranch::experts_backward(const LayerCall& call, const Matrix& d_branch) {
-  const Matrix offsets = at(call, offsets_);
+  const Matrix offsets = rows_of_experts_->offsets(call);
+  const int64_t rows = rows_of_experts_->rows(), expected = rows_of_experts_->expected_rows();
   WorkspaceFrame frame(*call.workspace);
-  const Matrix d_activated = frame.take(context_.compute(), copies(), out_.cols);
+  const Matrix d_activated = frame.take(context_.compute(), rows, out_.cols);
   {
     WorkspaceFrame inner(*call.workspace);
-    context_.backend.run(GroupedLinearBackwardInput{
-        .dy = gather(call, d_branch, inner), .w = out_weight(call), .offsets = offsets, .dx = d_activated});
+    context_.backend.run(GroupedLinearBackwardInput{.dy = rows_of_experts_->send_gradients(call, d_branch, inner),
+                                                    .w = out_weight(call),
+                                                    .offsets = offsets,
+                                                    .dx = d_activated,
+                                                    .expected_rows = expected});
   }
-  const Matrix d_weights = frame.take(DType::f32, 1, copies());
+  const Matrix d_weights = frame.take(DType::f32, 1, rows);
   context_.backend.run(ExpertActivationBackward{.kind = activation(),
                                                 .x = at(call, hidden_),
-                                                .weights = at(call, weights_),
+                                                .weights = rows_of_experts_->weights(call),
                                                 .offsets = offsets,
                                                 .dy = d_activated,
                                                 .dx = at(call, d_hidden_),
-                                                .d_weights = d_weights});
+                                                .d_weights = d_weights,
+                                                .expected_rows = expected});
   const double losses = context_.tensor.rank() == 0 ? 1 : 0;
   const auto sequences = static_cast<double>(context_.shape.sequences_of_step);
   const auto tokens = sequences * static_cast<double>(context_.shape.sequence_length);
@@ -303,7 +327,7 @@ void RoutedBranch::experts_backward(const LayerCall& call, const Matrix& d_branc
                                            .logits = at(call, logits_),
                                            .experts = at(call, experts_),
                                            .slots = at(call, slots_),
-                                           .d_weights = d_weights,
+                                           .d_weights = rows_of_experts_->take_back_numbers(call, d_weights, frame),
                                            .d_logits = at(call, d_logits_)});
 }
 
@@ -313,17 +337,27 @@ void RoutedBranch::input_gradient(const LayerCall& call, const Matrix& d_branch,
   const Matrix d_router = frame.take(DType::f32, part.rows, part.cols);
   context_.backend.run(LinearBackwardInput{
       .dy = at(call, d_logits_), .w = router_.norm(call), .dx = d_router, .true_out = counted_experts()});
-  const Matrix d_rows = frame.take(context_.compute(), copies(), hidden_size());
-  context_.backend.run(GroupedLinearBackwardInput{
-      .dy = at(call, d_hidden_), .w = in_weight(call), .offsets = at(call, offsets_), .dx = d_rows});
-  context_.backend.run(CombineRows{
-      .x = d_rows, .slots = at(call, slots_), .router = d_router, .shared = shared_ ? part : Matrix{}, .y = part});
+  const Matrix d_rows = frame.take(context_.compute(), rows_of_experts_->rows(), hidden_size());
+  context_.backend.run(GroupedLinearBackwardInput{.dy = at(call, d_hidden_),
+                                                  .w = in_weight(call),
+                                                  .offsets = rows_of_experts_->offsets(call),
+                                                  .dx = d_rows,
+                                                  .expected_rows = rows_of_experts_->expected_rows()});
+  context_.backend.run(CombineRows{.x = rows_of_experts_->take_back(call, d_rows, frame),
+                                   .slots = at(call, slots_),
+                                   .router = d_router,
+                                   .shared = shared_ ? part : Matrix{},
+                                   .y = part});
 }
 
 void RoutedBranch::backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) {
   TensorRows& tensor = context_.tensor;
   WorkspaceFrame frame(*call.workspace);
-  const Matrix d_branch = branch_gradient(call, gradient.d_out, {left_gradient(call, {})}).x;
+  // A gradient that differs from the stream's and that W does not read is in the frame.
+  const bool is_left = weight_reads_gradient() || shares_gradient(context_);
+  const Matrix whole =
+      is_left ? left_gradient(call, {}) : frame.take(context_.compute(), tensor.all_rows(), hidden_size());
+  const Matrix d_branch = branch_gradient(call, gradient.d_out, {whole}).x;
   experts_backward(call, d_branch);
   const Matrix part = frame.take(context_.compute(), tensor.all_rows(), hidden_size());
   input_gradient(call, d_branch, part);
@@ -334,7 +368,6 @@ void RoutedBranch::backward_input(const LayerCall& call, const BranchGradient& g
 }
 
 void RoutedBranch::weight_gradients(const LayerCall& call, const Matrix& d_branch) {
-  const Matrix offsets = at(call, offsets_);
   WorkspaceFrame frame(*call.workspace);
   const Matrix rows = all_rows(at(call, normed_), frame);
   {
@@ -347,16 +380,20 @@ void RoutedBranch::weight_gradients(const LayerCall& call, const Matrix& d_branc
                                               .true_out = counted_experts()});
   }
   const auto accumulate = [&](const Matrix& x, const Matrix& dy, const Parameter& parameter) {
-    context_.backend.run(GroupedLinearBackwardWeight{
-        .x = x, .dy = dy, .offsets = offsets, .dw = parameter.gradient(call), .accumulate = call.accumulate});
+    context_.backend.run(GroupedLinearBackwardWeight{.x = x,
+                                                     .dy = dy,
+                                                     .offsets = rows_of_experts_->offsets(call),
+                                                     .dw = parameter.in(expert_parameters(call).gradients, DType::f32),
+                                                     .accumulate = call.accumulate,
+                                                     .expected_rows = rows_of_experts_->expected_rows()});
   };
   {
     WorkspaceFrame inner(*call.workspace);
-    accumulate(gather(call, rows, inner), at(call, d_hidden_), in_);
+    accumulate(rows_of_experts_->inputs(call, rows, inner), at(call, d_hidden_), in_);
   }
   {
     WorkspaceFrame inner(*call.workspace);
-    accumulate(at(call, activated_), gather(call, d_branch, inner), out_);
+    accumulate(at(call, activated_), rows_of_experts_->gradients(call, d_branch, inner), out_);
   }
   if (shared_) shared_->backward_weight(call, d_branch);
 }

@@ -60,10 +60,11 @@ struct RouteTokensBackward {
 // y[r] = x[rows[r]] for r < offsets[E].
 struct GatherRows {
   static constexpr std::string_view name = "gather_rows";
-  Matrix x;        // [N, h] C
-  Matrix rows;     // [1, R] i32
-  Matrix offsets;  // [1, E + 1] i32
-  Matrix y;        // [R, h] C out
+  Matrix x;                    // [N, h] C
+  Matrix rows;                 // [1, R] i32
+  Matrix offsets;              // [1, E + 1] i32
+  Matrix y;                    // [R, h] C out
+  int64_t expected_rows = -1;  // rows used if all experts have equally many, for predictions; -1: R
 };
 
 // y[n] = sum over j of x[slots[n, j]], in order of j, plus `router` and `shared`, if given. y may alias `shared`.
@@ -80,10 +81,11 @@ struct CombineRows {
 struct ExpertActivationForward {
   static constexpr std::string_view name = "expert_activation_forward";
   ActivationKind kind;
-  Matrix x;        // [R, f], or if gated [R, 2 f], C
-  Matrix weights;  // [1, R] f32
-  Matrix offsets;  // [1, E + 1] i32
-  Matrix y;        // [R, f] C out
+  Matrix x;                    // [R, f], or if gated [R, 2 f], C
+  Matrix weights;              // [1, R] f32
+  Matrix offsets;              // [1, E + 1] i32
+  Matrix y;                    // [R, f] C out
+  int64_t expected_rows = -1;  // see GatherRows
 };
 
 // dx[r] = weights[r] act'(x[r]) dy[r]; d_weights[r] = act(x[r]) . dy[r].
@@ -91,27 +93,30 @@ struct ExpertActivationBackward {
   static constexpr std::string_view name = "expert_activation_backward";
   ActivationKind kind;
   Matrix x, weights, offsets;
-  Matrix dy;         // [R, f] C
-  Matrix dx;         // like x, out
-  Matrix d_weights;  // [1, R] f32 out
+  Matrix dy;                   // [R, f] C
+  Matrix dx;                   // like x, out
+  Matrix d_weights;            // [1, R] f32 out
+  int64_t expected_rows = -1;  // see GatherRows
 };
 
 // y = x w_e^T for the rows of each expert e; w holds the experts' matrices [out, in] one below the other.
 struct GroupedLinearForward {
   static constexpr std::string_view name = "grouped_linear_forward";
-  Matrix x;        // [R, in] C
-  Matrix w;        // [E out, in] C
-  Matrix offsets;  // [1, E + 1] i32
-  Matrix y;        // [R, out] C out
+  Matrix x;                    // [R, in] C
+  Matrix w;                    // [E out, in] C
+  Matrix offsets;              // [1, E + 1] i32
+  Matrix y;                    // [R, out] C out
+  int64_t expected_rows = -1;  // see GatherRows; counted in model FLOPs
 };
 
 // dx = dy w_e for the rows of each expert e.
 struct GroupedLinearBackwardInput {
   static constexpr std::string_view name = "grouped_linear_backward_input";
-  Matrix dy;       // [R, out] C
-  Matrix w;        // [E out, in] C
-  Matrix offsets;  // [1, E + 1] i32
-  Matrix dx;       // [R, in] C out
+  Matrix dy;                   // [R, out] C
+  Matrix w;                    // [E out, in] C
+  Matrix offsets;              // [1, E + 1] i32
+  Matrix dx;                   // [R, in] C out
+  int64_t expected_rows = -1;  // see GatherRows; counted in model FLOPs
 };
 
 // dw_e (+)= dy^T x over the rows of each expert e; 0 for an expert without rows if accumulate is false.
@@ -122,6 +127,7 @@ struct GroupedLinearBackwardWeight {
   Matrix offsets;  // [1, E + 1] i32
   Matrix dw;       // [E out, in] f32
   bool accumulate;
+  int64_t expected_rows = -1;  // see GatherRows; counted in model FLOPs
 };
 
 }  // namespace gptrain::ops

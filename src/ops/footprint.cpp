@@ -148,26 +148,54 @@ void add_cost(const ScaledProduct& op, const Target&, Footprint& footprint) {
 
 void add_cost(const SampleRows& op, const Target&, Footprint& footprint) { footprint.bytes_moved += op.y.bytes(); }
 
-// Counts the products of all experts: as many multiply-adds as one product of all rows.
-void count_grouped(const Matrix& x, int64_t outputs, int64_t inputs, Footprint& footprint) {
-  footprint.model_flops = footprint.executed_flops = product_flops(x.rows, outputs, inputs);
-  footprint.products = product_shape(x.dtype, x.rows, outputs, inputs);
+// Counts the bytes of an op on rows of experts for the rows that it is expected to use. `rows` is their bound. RETURNS
+// the rows.
+int64_t count_expected_rows(int64_t rows, int64_t expected, Footprint& footprint) {
+  if (expected < 0 || expected >= rows) return rows;
+  const double share = static_cast<double>(expected) / static_cast<double>(rows);
+  footprint.bytes_moved = static_cast<int64_t>(static_cast<double>(footprint.bytes_moved) * share);
+  return expected;
+}
+
+// Counts the products of all experts: as many multiply-adds as one product of all rows. `weights`: bytes of the
+// experts' matrices, which are read or written for any number of rows.
+void count_grouped(const Matrix& x, int64_t expected, const Matrix& weights, const Matrix& y, Footprint& footprint) {
+  footprint.bytes_moved -= weights.bytes();
+  const int64_t rows = count_expected_rows(x.rows, expected, footprint);
+  footprint.bytes_moved += weights.bytes();
+  footprint.model_flops = footprint.executed_flops = product_flops(rows, y.cols, x.cols);
+  footprint.products = product_shape(x.dtype, rows, y.cols, x.cols);
 }
 
 void add_cost(const GroupedLinearForward& op, const Target&, Footprint& footprint) {
-  count_grouped(op.x, op.y.cols, op.x.cols, footprint);
+  count_grouped(op.x, op.expected_rows, op.w, op.y, footprint);
 }
 
 void add_cost(const GroupedLinearBackwardInput& op, const Target&, Footprint& footprint) {
-  count_grouped(op.dy, op.dx.cols, op.dy.cols, footprint);
+  count_grouped(op.dy, op.expected_rows, op.w, op.dx, footprint);
 }
 
 void add_cost(const GroupedLinearBackwardWeight& op, const Target&, Footprint& footprint) {
-  count_grouped(op.dy, op.dy.cols, op.x.cols, footprint);
-  footprint.products = product_shape(op.dy.dtype, op.dy.cols, op.x.cols, op.dy.rows);
+  const int64_t passes = op.accumulate ? 2 : 1;  // over the gradient
+  footprint.bytes_moved -= (passes - 1) * op.dw.bytes();
+  count_grouped(op.dy, op.expected_rows, op.dw, op.x, footprint);
+  footprint.bytes_moved += (passes - 1) * op.dw.bytes();
+  const int64_t rows = op.expected_rows < 0 ? op.dy.rows : op.expected_rows;
+  footprint.products = product_shape(op.dy.dtype, op.dy.cols, op.x.cols, rows);
 }
 
-void add_cost(const GatherRows& op, const Target&, Footprint& footprint) { footprint.bytes_moved += op.y.bytes(); }
+void add_cost(const GatherRows& op, const Target&, Footprint& footprint) {
+  footprint.bytes_moved += op.y.bytes();
+  count_expected_rows(op.y.rows, op.expected_rows, footprint);
+}
+
+void add_cost(const ExpertActivationForward& op, const Target&, Footprint& footprint) {
+  count_expected_rows(op.y.rows, op.expected_rows, footprint);
+}
+
+void add_cost(const ExpertActivationBackward& op, const Target&, Footprint& footprint) {
+  count_expected_rows(op.dy.rows, op.expected_rows, footprint);
+}
 
 // RETURNS the text of sizes of a matrix of hidden vectors.
 std::string rows_text(const Matrix& x) { return fmt::format("N={} h={} {}", x.rows, x.cols, dtype_name(x.dtype)); }

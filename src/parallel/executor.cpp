@@ -64,8 +64,30 @@ MicroBatch Executor::micro_batch(const Action& action) const {
   return MicroBatch::at(at(action, Operand::batch), model_.shape().micro_batch());
 }
 
-UnitParameters Executor::whole(int64_t unit, const Action& action) const {
-  return parameters_.whole(unit, at(action, Operand::weights), at(action, Operand::whole_gradients));
+Executor::Part Executor::own_part(const Action& action) const {
+  return {.unit = action.unit,
+          .weights = at(action, Operand::weights),
+          .whole_gradients = at(action, Operand::whole_gradients),
+          .narrow_gradients = at(action, Operand::narrow_gradients)};
+}
+
+std::optional<Executor::Part> Executor::experts_part(const Action& action) const {
+  const int64_t experts = parameters_.spec().units[static_cast<size_t>(action.unit)].experts;
+  if (experts < 0) return std::nullopt;
+  Part part = own_part(action);
+  part.unit = experts;
+  const UnitRange& own = parameters_.layout().units[static_cast<size_t>(action.unit)];
+  const UnitBufferBytes before = unit_buffer_bytes(own, parameters_.sharding());
+  if (part.weights != nullptr) part.weights += before.weights;
+  if (part.whole_gradients != nullptr) part.whole_gradients += before.whole_gradients;
+  if (part.narrow_gradients != nullptr) part.narrow_gradients += before.narrow_gradients;
+  return part;
+}
+
+template <typename Body>
+void Executor::for_each_part(const Action& action, const Body& body) const {
+  body(own_part(action));
+  if (const std::optional<Part> experts = experts_part(action)) body(*experts);
 }
 
 StepStatistics Executor::statistics_of(ActionKind kind) const {
@@ -74,21 +96,23 @@ StepStatistics Executor::statistics_of(ActionKind kind) const {
   return statistics;
 }
 
-int64_t Executor::matrix_unit() const {
-  return program_.schedule.options.tied_head ? 0 : parameters_.num_parameter_units() - 1;
-}
+int64_t Executor::matrix_unit() const { return program_.schedule.options.tied_head ? 0 : model_.num_layers() - 1; }
 
 void Executor::await_updates(const Action& action) {
   if (update_ == nullptr) return;
-  update_->await_update(action.unit);
+  for_each_part(action, [this](const Part& part) { update_->await_update(part.unit); });
   if (action.unit + 1 == model_.num_layers()) update_->await_update(matrix_unit());
 }
 
 LayerCall Executor::call_of(const Action& action) const {
   const ScheduleOptions& options = program_.schedule.options;
   const MicroBatch batch = micro_batch(action);
-  LayerCall call{.parameters = whole(action.unit, action),
-                 .head_matrix = whole(matrix_unit(), action),
+  const Part own = own_part(action);
+  Part of_matrix = own;
+  of_matrix.unit = matrix_unit();
+  const std::optional<Part> experts = experts_part(action);
+  LayerCall call{.parameters = whole(own),
+                 .head_matrix = whole(of_matrix),
                  .tokens = batch.tokens,
                  .targets = batch.targets,
                  .sample_ids = batch.sample_ids,
@@ -109,7 +133,8 @@ LayerCall Executor::call_of(const Action& action) const {
                                (!options.has_gradient_buckets() || parameters_.sharding().buckets_hold_sums()),
                  .fp8_weights = at(action, Operand::prepared_weights),
                  .prepare_weights = false,
-                 .workspace = resources_.workspace};
+                 .workspace = resources_.workspace,
+                 .experts = experts ? whole(*experts) : UnitParameters{}};
   if (const int32_t prepared = action[Operand::prepared_weights]; prepared >= 0) {
     // The first action that names the copies makes them.
     const int32_t first = program_.schedule.buffers[static_cast<size_t>(prepared)].first;
@@ -143,11 +168,12 @@ void Executor::compute(const Action& action, const Ops& ops) {
 
 void Executor::gather(const Action& action) {
   await_updates(action);
-  if (resources_.weight_reads != nullptr) resources_.weight_reads->fetch(action.unit);
-  Lane::Ticket& ticket = (*resources_.gathers)[static_cast<size_t>(action.unit)];
-  ticket =
-      begin_gather(parameters_, action.unit, at(action, Operand::weights), *resources_.groups, *resources_.backend);
-  if (resources_.weight_reads != nullptr) resources_.weight_reads->release(action.unit, ticket);
+  for_each_part(action, [this](const Part& part) {
+    if (resources_.weight_reads != nullptr) resources_.weight_reads->fetch(part.unit);
+    Lane::Ticket& ticket = (*resources_.gathers)[static_cast<size_t>(part.unit)];
+    ticket = begin_gather(parameters_, part.unit, part.weights, *resources_.groups, *resources_.backend);
+    if (resources_.weight_reads != nullptr) resources_.weight_reads->release(part.unit, ticket);
+  });
 }
 
 // Fills a bucket that the action is the first to write with the sum of earlier micro-batches, if it is away.
@@ -159,14 +185,21 @@ void Executor::load_sum(const Action& action) {
   resources_.away_gradients->load(buffer.unit, at(action, Operand::whole_gradients));
 }
 
-void Executor::await_gradients(const Action& action) {
-  const ParameterExchange::Gradients gradients = gradients_of(action);
-  exchange_.await_sum(action.unit, gradients, action.micro_batch);
+void Executor::await_gradients(const Part& part, int32_t micro_batch) {
+  const ParameterExchange::Gradients gradients = gradients_of(part);
+  exchange_.await_sum(part.unit, gradients, micro_batch);
   AwayGradients* const away = resources_.away_gradients;
   if (away == nullptr) return;
-  away->take(action.unit, gradients.whole, action.micro_batch);
-  if (action.micro_batch + 1 == program_.schedule.options.micro_batches) update_->measure(action.unit);
-  away->write(action.unit);
+  away->take(part.unit, gradients.whole, micro_batch);
+  if (micro_batch + 1 == program_.schedule.options.micro_batches) update_->measure(part.unit);
+  away->write(part.unit);
+}
+
+void Executor::keep_gradients(const Part& part, int32_t micro_batch) {
+  const ParameterExchange::Gradients gradients = gradients_of(part);
+  if (resources_.away_gradients == nullptr) return exchange_.keep(part.unit, gradients, micro_batch);
+  resources_.away_gradients->take(part.unit, gradients.whole, micro_batch);
+  resources_.away_gradients->write(part.unit);
 }
 
 void Executor::run(const Action& action, MicroBatchSource& source) {
@@ -196,33 +229,39 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
     case ActionKind::gather:
       return gather(action);
     case ActionKind::await_weights:
-      return resources_.groups->lane(LaneKind::weights).wait((*resources_.gathers)[static_cast<size_t>(action.unit)]);
-    case ActionKind::reduce:
-      return exchange_.begin_sum(action.unit, gradients_of(action));
-    case ActionKind::reduce_on:
-      return exchange_.go_on_with_sum(action.unit, gradients_of(action));
-    case ActionKind::await_gradients:
-      return await_gradients(action);
-    case ActionKind::keep_gradients:
-      if (resources_.away_gradients == nullptr)
-        return exchange_.keep(action.unit, gradients_of(action), action.micro_batch);
-      resources_.away_gradients->take(action.unit, at(action, Operand::whole_gradients), action.micro_batch);
-      return resources_.away_gradients->write(action.unit);
+      return for_each_part(action, [this](const Part& part) {
+        resources_.groups->lane(LaneKind::weights).wait((*resources_.gathers)[static_cast<size_t>(part.unit)]);
+      });
     case ActionKind::sum_tied:
       return exchange_.sum_tied();
     case ActionKind::norm:
       if (resources_.away_gradients != nullptr) resources_.away_gradients->finish();
       return update_->norm();
     case ActionKind::update:
-      update_->update(action.unit);
-      return exchange_.end_step(action.unit);
+      return for_each_part(action, [this](const Part& part) {
+        update_->update(part.unit);
+        exchange_.end_step(part.unit);
+      });
     default:
-      throw std::logic_error(fmt::format("nothing runs the action {}", action_name(action.kind)));
+      return sum(action);
   }
 }
 
-ParameterExchange::Gradients Executor::gradients_of(const Action& action) const {
-  return {whole(action.unit, action).gradients, at(action, Operand::narrow_gradients)};
+void Executor::sum(const Action& action) {
+  for_each_part(action, [&](const Part& part) {
+    switch (action.kind) {
+      case ActionKind::reduce:
+        return exchange_.begin_sum(part.unit, gradients_of(part));
+      case ActionKind::reduce_on:
+        return exchange_.go_on_with_sum(part.unit, gradients_of(part));
+      case ActionKind::await_gradients:
+        return await_gradients(part, action.micro_batch);
+      case ActionKind::keep_gradients:
+        return keep_gradients(part, action.micro_batch);
+      default:
+        throw std::logic_error(fmt::format("nothing runs the action {}", action_name(action.kind)));
+    }
+  });
 }
 
 void Executor::transfer(const Action& action) {

@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "model/micro_batch.h"
@@ -81,7 +82,6 @@ class Executor {
   void await_updates(const Action& action);
   void gather(const Action& action);
   void load_sum(const Action& action);
-  void await_gradients(const Action& action);
   void run(const Action& action, MicroBatchSource& source);
   std::byte* at(const Action& action, Operand operand) const;
   StepStatistics statistics_of(ActionKind kind) const;
@@ -90,11 +90,31 @@ class Executor {
   template <typename Ops>
   void compute(const Action& action, const Ops& ops);
   void upload_micro_batch(const Action& action, MicroBatchSource& source);
-  // Returns the parameters of the unit. Gathered weights and whole gradients are the action's operands.
-  UnitParameters whole(int64_t unit, const Action& action) const;
+  // A unit of parameters that an action moves, and its memory in the action's operands.
+  struct Part {
+    int64_t unit;
+    std::byte *weights, *whole_gradients, *narrow_gradients;
+  };
+  // Returns the parameters of a part.
+  UnitParameters whole(const Part& part) const {
+    return parameters_.whole(part.unit, part.weights, part.whole_gradients);
+  }
+  // Returns the part of the action's unit, and that of its experts, which lies behind it, if they are a unit of their
+  // own.
+  Part own_part(const Action& action) const;
+  std::optional<Part> experts_part(const Action& action) const;
+  // Calls body(part) for both.
+  template <typename Body>
+  void for_each_part(const Action& action, const Body& body) const;
   // Returns the unit with the matrix of the head.
   int64_t matrix_unit() const;
-  ParameterExchange::Gradients gradients_of(const Action& action) const;
+  ParameterExchange::Gradients gradients_of(const Part& part) const {
+    return {whole(part).gradients, part.narrow_gradients};
+  }
+  // Begins the sums of an action, or waits for them.
+  void sum(const Action& action);
+  void await_gradients(const Part& part, int32_t micro_batch);
+  void keep_gradients(const Part& part, int32_t micro_batch);
   // Begins a transfer between stages or waits for its end.
   void transfer(const Action& action);
 

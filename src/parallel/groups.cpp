@@ -50,7 +50,7 @@ int64_t neighbour(const StepConfig& config, const Mesh& mesh, int64_t rank, int6
 
 }  // namespace
 
-Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault, ExtraSizes extra) {
+Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault) {
   const ParallelConfig& parallel = config.parallel;
   const int64_t model_ranks = ranks_of_model(parallel);
   if (world_size % model_ranks != 0) {
@@ -67,7 +67,7 @@ Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault, Ext
   sizes[MeshAxis::context] = config.parallel.context;
   sizes[MeshAxis::data] = world_size / model_ranks;
   sizes[MeshAxis::pipeline] = config.parallel.pipeline;
-  return {sizes, world_size, config.parallel.rank_order, extra.experts};
+  return {sizes, world_size, config.parallel.rank_order, {.expert = config.parallel.expert}};
 }
 
 std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind) {
@@ -119,8 +119,8 @@ bool lies_within_a_node(const StepConfig& config, const Mesh& mesh, int64_t rank
   return ranks.front() / ranks_per_node == ranks.back() / ranks_per_node;
 }
 
-std::vector<LaneGroup> lane_groups(const StepConfig& config, ExtraSizes extra) {
-  const bool has_experts = extra.experts.expert > 1;
+std::vector<LaneGroup> lane_groups(const StepConfig& config) {
+  const bool has_experts = config.parallel.expert > 1;
   std::vector<LaneGroup> groups = {{LaneKind::tensor, GroupKind::tensor, true}};
   if (config.parallel.context > 1) groups.push_back({LaneKind::context, GroupKind::context, false});
   if (has_experts) groups.push_back({LaneKind::expert, GroupKind::expert, false});
@@ -242,14 +242,14 @@ void RankGroups::start_lanes(bool threaded) {
   }
 }
 
-RankGroups::RankGroups(const StepConfig& config, World& world, ExtraSizes extra)
-    : mesh_(make_mesh(config, world.size(), ExitCode::device, extra)),
+RankGroups::RankGroups(const StepConfig& config, World& world)
+    : mesh_(make_mesh(config, world.size(), ExitCode::device)),
       rank_(world.rank()),
       at_(mesh_.coordinates(rank_)),
       context_ranks_have_pairs_(context_place(config.parallel, 0).has_pair) {
   activity_ = &world.activity();
   if (num_stages() > 1) activity_->set_stage(stage());
-  const std::vector<LaneGroup> of_lanes = lane_groups(config, extra);
+  const std::vector<LaneGroup> of_lanes = lane_groups(config);
   note_sizes(config, of_lanes);
   const auto make = [&](GroupKind kind, const GroupUse& use, std::unique_ptr<Communicator>& own) {
     std::set<std::vector<int64_t>> made;
@@ -273,8 +273,9 @@ RankGroups::RankGroups(const StepConfig& config, World& world, ExtraSizes extra)
                                  {.lane = std::string(lane_names[static_cast<size_t>(group.send)]), .reduces = false});
     if (made) on(kind).host[index(neighbours_of(kind))] = std::move(made);
   }
-  for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::data})
-    make(kind, {.reduces = false}, groups_[index(kind)]);
+  std::vector<GroupKind> kinds = {GroupKind::world, GroupKind::tensor, GroupKind::data};
+  if (config.parallel.expert > 1) kinds.push_back(GroupKind::expert_data);
+  for (const GroupKind kind : kinds) make(kind, {.reduces = false}, groups_[index(kind)]);
   start_lanes(true);
 }
 

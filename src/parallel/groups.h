@@ -74,11 +74,6 @@ constexpr std::string_view waited_lane_name(size_t lane) {
 // Whether it is a lane of transfers between stages.
 constexpr bool is_between_stages(LaneKind lane) { return lane >= LaneKind::send_next; }
 
-// Sizes of axes beside those of the config.
-struct ExtraSizes {
-  ExpertSizes experts = {};
-};
-
 // A group that works on a lane.
 struct LaneGroup {
   LaneKind lane;
@@ -92,7 +87,7 @@ using LaneTraffic = std::array<GroupTraffic, num_lanes>;
 
 // Returns the mesh of a config for `world_size` ranks. THROWS Error(fault) with the nearest possible sizes if the model
 // parallel ranks do not divide world_size. `fault` is usage if the command line asks for the size, else device.
-Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault = ExitCode::usage, ExtraSizes extra = {});
+Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault = ExitCode::usage);
 
 // Returns the ranks of `rank`'s group of a kind, rising; for next and previous in the order of the ring. Returns only
 // `rank` if it has no such group.
@@ -103,7 +98,7 @@ bool lies_within_a_node(const StepConfig& config, const Mesh& mesh, int64_t rank
                         int64_t ranks_per_node);
 // Returns the groups of the config's lanes, in the order in which all ranks make them. Groups between stages come after
 // them (neighbour_groups). A group of one rank is never made.
-std::vector<LaneGroup> lane_groups(const StepConfig& config, ExtraSizes extra = {});
+std::vector<LaneGroup> lane_groups(const StepConfig& config);
 
 // A group of two neighbouring stages' ranks, for transfers from ranks[0] to ranks[1].
 struct NeighbourGroup {
@@ -122,7 +117,7 @@ using ExchangeBytes = std::array<int64_t, num_memory_places>;
 class RankGroups {
  public:
   // Makes all groups: of the lanes, and those that group(GroupKind) returns. Collective over the world.
-  RankGroups(const StepConfig& config, World& world, ExtraSizes extra = {});
+  RankGroups(const StepConfig& config, World& world);
   // Makes the groups of `rank` for the `plan` backend, which communicates with nobody.
   RankGroups(const StepConfig& config, int64_t world_size, int64_t rank);
 
@@ -133,6 +128,9 @@ class RankGroups {
   TensorRank on_tensor_axis() const { return {mesh_.size(MeshAxis::tensor), at_[MeshAxis::tensor]}; }
   ContextRank on_context_axis() const {
     return {mesh_.size(MeshAxis::context), at_[MeshAxis::context], context_ranks_have_pairs_};
+  }
+  ExpertRank on_expert_axis() const {
+    return {mesh_.size(ExpertAxis::expert), mesh_.coordinate(rank_, ExpertAxis::expert)};
   }
   // Number of ranks that a batch is divided over, and this rank's number among them: ranks with different samples.
   int64_t num_sample_ranks() const { return mesh_.size(MeshAxis::data); }
@@ -153,7 +151,7 @@ class RankGroups {
   // Returns the size of this rank's group of a kind.
   int64_t num_ranks(GroupKind kind) const { return sizes_[index(kind)]; }
   // Returns the group for agreements, which the rank's thread uses directly, not on a lane, with host memory. `kind` is
-  // world, tensor or copies. The group moves data and does not reduce. Null if it has one rank.
+  // world, tensor, data or expert_data. The group moves data and does not reduce. Null if it has one rank.
   Communicator* group(GroupKind kind) const { return groups_[static_cast<size_t>(kind)].get(); }
   // Returns the group of a lane, which communicates the backend's memory. Null if it has one rank. THROWS Error(device)
   // if the lane has no such group.

@@ -69,6 +69,15 @@ ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sh
           .state = StateLayout(columns, layout, {.in_pieces = sharding.cuts_state()}, {}).buffer_bytes()};
 }
 
+UnitBufferBytes unit_buffer_bytes(const UnitRange& range, const Sharding& sharding) {
+  const auto bytes = [&](bool is_there, DType dtype) {
+    return is_there ? align_up(range.elements * dtype_bytes(dtype)) : 0;
+  };
+  return {.weights = bytes(sharding.gathers_weights(), sharding.compute),
+          .whole_gradients = bytes(sharding.has_gradient_buckets(), DType::f32),
+          .narrow_gradients = bytes(sharding.narrows_gradients(range.copies), sharding.reduce)};
+}
+
 ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards,
                                const ParameterLayout& layout, const Sharding& sharding, const ParameterBuffers& buffers,
                                StateColumns columns, const std::vector<MemoryPlace>& state_places)

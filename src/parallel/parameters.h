@@ -80,6 +80,14 @@ struct ParameterBytes {
 };
 ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sharding, const StateColumns& columns);
 
+// Bytes of a unit's memory in buffers of a schedule, each a multiple of memory_alignment; 0 if the sharding needs none.
+struct UnitBufferBytes {
+  int64_t weights = 0;           // gathered weights
+  int64_t whole_gradients = 0;   // gradients of a micro-batch
+  int64_t narrow_gradients = 0;  // gradients in the narrower dtype in which they are summed
+};
+UnitBufferBytes unit_buffer_bytes(const UnitRange& range, const Sharding& sharding);
+
 // Starts of the buffers. `updated`, `master` and `state` lie where the update runs, the others on the device.
 struct ParameterBuffers {
   std::byte* weights = nullptr;

@@ -135,7 +135,8 @@ class QuickSearch {
 
 std::optional<FasterLayout> find_faster_layout(const RunConfig& config, const Machine& machine, int64_t world_size,
                                                double step_seconds) {
-  if (config.memory.uses_disk()) return std::nullopt;  // estimates do not know disks
+  // Estimates do not know disks, nor experts that are spread over ranks.
+  if (config.memory.uses_disk() || config.parallel.expert > 1) return std::nullopt;
   return QuickSearch(config, machine, world_size, step_seconds / (1 + slow_layout_share)).run();
 }
 

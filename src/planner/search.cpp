@@ -473,6 +473,11 @@ LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, con
         ExitCode::usage,
         "memory.offload_optimizer = \"disk\": the search for a layout does not know disks yet; search with --set "
         "memory.offload_optimizer=none --set memory.disk_path=null, and look at a layout with train --dry-run");
+  if (config.parallel.expert > 1)
+    throw Error(ExitCode::usage,
+                "parallel.expert = {}: the search for a layout does not spread experts yet; search with --set "
+                "parallel.expert=1 --set parallel.expert_room=null, and look at a layout with train --dry-run",
+                config.parallel.expert);
   return Search(config, machine, options).run();
 }
 

@@ -61,6 +61,12 @@ void for_each_traffic(const DryRun& input, const Body& body) {
   }
 }
 
+// Returns whether the traffic depends on the routing of tokens; a plan has that of experts with equally many.
+bool is_expected(size_t lane, size_t operation) {
+  return static_cast<LaneKind>(lane) == LaneKind::expert &&
+         static_cast<Operation>(operation) == Operation::all_to_all_v;
+}
+
 }  // namespace
 
 std::string ranks_section(const DryRun& input) {
@@ -77,6 +83,10 @@ std::string ranks_section(const DryRun& input) {
     if (axis == MeshAxis::data) remark = fmt::format("ZeRO {}", input.config.parallel.zero);
     text += text_row(axis_name(axis), format_grouped(mesh.size(axis)), remark);
   }
+  if (mesh.size(ExpertAxis::expert) > 1)
+    text += text_row("expert", format_grouped(mesh.size(ExpertAxis::expert)),
+                     fmt::format("share experts, each of which is on {} of a stage",
+                                 format_counted(mesh.size(ExpertAxis::expert_data), "rank")));
   text += text_row("total", format_grouped(mesh.world_size()));
   text += orders_section(input);
   if (link_class(input, GroupKind::tensor) == "between nodes")
@@ -85,11 +95,11 @@ std::string ranks_section(const DryRun& input) {
         input.target.ranks_per_node, input.target.ranks_per_node);
   text += "\nsent by rank 0 in one step\n";
   for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
-    text += text_row(fmt::format("{} {}", group_names[kind], operation_names[operation]),
-                     format_grouped(traffic.sent_bytes),
-                     fmt::format("{}, {}, {}, lane {}", format_bytes(static_cast<double>(traffic.sent_bytes)),
-                                 format_counted(traffic.calls, "call"), link_class(input, static_cast<GroupKind>(kind)),
-                                 lane_names[lane]));
+    text += text_row(
+        fmt::format("{} {}", group_names[kind], operation_names[operation]), format_grouped(traffic.sent_bytes),
+        fmt::format("{}{}, {}, {}, lane {}", is_expected(lane, operation) ? "expected " : "",
+                    format_bytes(static_cast<double>(traffic.sent_bytes)), format_counted(traffic.calls, "call"),
+                    link_class(input, static_cast<GroupKind>(kind)), lane_names[lane]));
   });
   return text;
 }
@@ -159,6 +169,7 @@ Json world_json(const DryRun& input) {
                                {"calls", traffic.calls},
                                {"sent_bytes", traffic.sent_bytes},
                                {"link", link_class(input, static_cast<GroupKind>(kind))}});
+    if (is_expected(lane, operation)) json["traffic"].back()["expected"] = true;
   });
   return json;
 }

@@ -64,7 +64,7 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model, b
   const int32_t phases = compresses && (design.messages.is_low_rank() || !design.sharding.cuts_state()) ? 2 : 1;
   ScheduleOptions options{
       .micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
-      .units = std::vector<UnitTraits>(design.layout.units.size()),
+      .units = std::vector<UnitTraits>(static_cast<size_t>(model.num_layers())),
       .stages = design.stages,
       .flow = design.sharding.flow(),
       .narrow_sums = design.sharding.narrows_gradients() || compresses,
@@ -84,19 +84,25 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model, b
   return options;
 }
 
-// Returns the bytes of the buffer of a unit's sums, beside its gradients.
-int64_t sum_buffer_bytes(const StepDesign& design, size_t unit, bool compresses) {
-  if (compresses) return design.messages.units[unit].buffer_bytes();
-  if (!design.sharding.narrows_gradients()) return 0;
-  return align_up(design.layout.units[unit].elements * dtype_bytes(design.sharding.reduce));
+// Returns the bytes of a layer's parameters in buffers: of its unit, and behind it of its experts.
+UnitBufferBytes parameter_buffer_bytes(const StepDesign& design, size_t unit, bool compresses) {
+  UnitBufferBytes bytes = unit_buffer_bytes(design.layout.units[unit], design.sharding);
+  if (compresses) bytes.narrow_gradients = design.messages.units[unit].buffer_bytes();
+  const int64_t experts = design.spec.units[unit].experts;
+  if (experts < 0) return bytes;
+  const UnitBufferBytes more = unit_buffer_bytes(design.layout.units[static_cast<size_t>(experts)], design.sharding);
+  bytes.weights += more.weights;
+  bytes.whole_gradients += more.whole_gradients;
+  bytes.narrow_gradients += more.narrow_gradients;
+  return bytes;
 }
 
 BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>& units, const Model& model,
                          bool compresses) {
   BufferBytes bytes;
   const auto of = [&bytes](BufferKind kind) -> std::vector<int64_t>& { return bytes[static_cast<size_t>(kind)]; };
-  for (int64_t unit = 0; unit < static_cast<int64_t>(design.layout.units.size()); ++unit) {
-    const int64_t elements = design.layout.units[static_cast<size_t>(unit)].elements;
+  for (int64_t unit = 0; unit < model.num_layers(); ++unit) {
+    const UnitBufferBytes parameters = parameter_buffer_bytes(design, static_cast<size_t>(unit), compresses);
     const LayerRecords& records = model.records(unit);
     of(BufferKind::batch).push_back(model.shape().micro_batch().bytes());
     of(BufferKind::stream).push_back(model.stream_bytes());
@@ -106,12 +112,10 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
     of(BufferKind::gradients).push_back(records.gradients_bytes);
     of(BufferKind::stream_gradient).push_back(model.stream_gradient_bytes());
     // Buffers that the schedule does not use get 0 bytes, so that ranks that differ only there share a program.
-    const bool gathers = design.sharding.gathers_weights();
-    const bool apart = design.sharding.has_gradient_buckets();
-    of(BufferKind::weights).push_back(gathers ? align_up(elements * dtype_bytes(design.sharding.compute)) : 0);
+    of(BufferKind::weights).push_back(parameters.weights);
     of(BufferKind::prepared_weights).push_back(records.fp8_weights_bytes);
-    of(BufferKind::whole_gradients).push_back(apart ? align_up(elements * dtype_bytes(DType::f32)) : 0);
-    of(BufferKind::narrow_gradients).push_back(sum_buffer_bytes(design, static_cast<size_t>(unit), compresses));
+    of(BufferKind::whole_gradients).push_back(parameters.whole_gradients);
+    of(BufferKind::narrow_gradients).push_back(parameters.narrow_gradients);
     const UnitTraits& traits = units[static_cast<size_t>(unit)];
     of(BufferKind::offloaded)
         .push_back(traits.offload.any() ? record_bytes(bytes, traits, static_cast<int32_t>(unit)) : 0);
@@ -120,22 +124,27 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
 }
 
 // Makes the part of the design about parameters: the model and this rank's share of it.
-StepDesign begin_design(const RunConfig& config, TensorRank tensor, const Stages& stages, const Sharding& sharding,
-                        const StateColumns& columns) {
+StepDesign begin_design(const RunConfig& config, const RankGroups& groups, const Stages& stages,
+                        const Sharding& sharding, const StateColumns& columns) {
   StepDesign design;
   design.config = config;
-  design.tensor = tensor;
+  design.tensor = groups.on_tensor_axis();
+  design.experts = groups.on_expert_axis();
   design.stages = stages;
-  design.sequence = tensor.size > 1 && config.parallel.sequence;
-  design.spec = make_spec(config.model);
-  design.shards = shard_tensors(design.spec, tensor);
+  design.sequence = design.tensor.size > 1 && config.parallel.sequence;
+  design.spec = make_spec(config.model, design.experts.size > 1);
+  design.shards = shard_tensors(design.spec, design.tensor, design.experts);
   design.sharding = sharding;
   ScheduleOptions held;
   held.stages = stages;
   held.tied_head = config.model.tied_head;
   if (held.table_twice() && stages.last()) keep_table_copy(design.spec, design.shards);
   std::vector<bool> holds(design.spec.units.size());
-  for (size_t unit = 0; unit < holds.size(); ++unit) holds[unit] = held.holds(static_cast<int32_t>(unit));
+  for (size_t unit = 0; unit < holds.size(); ++unit) {
+    const Unit& kind = design.spec.units[unit];
+    const int64_t with = kind.kind == UnitKind::experts ? kind.layer + 1 : static_cast<int64_t>(unit);
+    holds[unit] = held.holds(static_cast<int32_t>(with));
+  }
   design.columns = columns;
   design.layout = make_layout(design.spec, design.shards, sharding.copies(), design.sequence, holds, held.table_twice(),
                               unit_end_for(design.columns));
@@ -155,9 +164,16 @@ std::vector<int32_t> find_equal_designs(const Model& model) {
   return alike;
 }
 
+// Returns a design's axes without groups.
+Model::Axes axes_of(const StepDesign& design, const StepShape& shape) {
+  return {.tensor = {design.tensor, design.sequence},
+          .context = {shape.context},
+          .experts = {.place = design.experts, .room = design.config.parallel.expert_room}};
+}
+
 // Makes a model on the `plan` backend without groups, to ask its layers for their records.
 Model planned_model(const StepDesign& design, const StepShape& shape, PlanBackend& backend) {
-  const Model::Axes axes{.tensor = {design.tensor, design.sequence}, .context = {shape.context}};
+  const Model::Axes axes = axes_of(design, shape);
   return {shape, design.spec, design.shards, design.layout, axes, backend};
 }
 
@@ -251,8 +267,8 @@ void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice) 
 }
 
 std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& shape, Backend& backend,
-                                  RankGroups& groups) {
-  Model::Axes axes{.tensor = {design.tensor, design.sequence}, .context = {shape.context}};
+                                  RankGroups& groups, ExpertOverflow* overflow) {
+  Model::Axes axes = axes_of(design, shape);
   if (design.tensor.size > 1) {
     axes.tensor.group = groups.group(LaneKind::tensor, GroupKind::tensor);
     axes.tensor.lane = &groups.lane(LaneKind::tensor);
@@ -261,14 +277,19 @@ std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& sha
     axes.context.group = groups.group(LaneKind::context, GroupKind::context);
     axes.context.lane = &groups.lane(LaneKind::context);
   }
+  if (design.experts.size > 1) {
+    axes.experts.group = groups.group(LaneKind::expert, GroupKind::expert);
+    axes.experts.lane = &groups.lane(LaneKind::expert);
+    axes.experts.overflow = overflow;
+  }
   return std::make_unique<Model>(shape, design.spec, design.shards, design.layout, axes, backend);
 }
 
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
                        const std::shared_ptr<const Program>& like) {
   const Stages stages = make_stages(config, groups.stage(), config.batch.accumulation, choices.backward_recomputes);
-  StepDesign design = begin_design(config, groups.on_tensor_axis(), stages, make_sharding(config, choices, groups),
-                                   optimizer_columns(config.optimizer));
+  StepDesign design =
+      begin_design(config, groups, stages, make_sharding(config, choices, groups), optimizer_columns(config.optimizer));
   design.choices = std::move(choices);
   design.messages =
       make_gradient_messages(config.comm.compression, design.spec, design.shards, design.layout, design.tensor.size);
@@ -341,8 +362,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
 }
 
 StepDesign design_inference(const RunConfig& config, const Target& target, const RankGroups& groups, int64_t length) {
-  StepDesign design =
-      begin_design(config, groups.on_tensor_axis(), make_stages(config, groups.stage(), 1, false), Sharding{}, {});
+  StepDesign design = begin_design(config, groups, make_stages(config, groups.stage(), 1, false), Sharding{}, {});
   design.evaluation_shape = {.model = config.model,
                              .precision = {DType::f32, DType::f32},
                              .batch = 1,

@@ -77,6 +77,7 @@ struct StepDesign {
   // Whether the rank keeps the errors of compressed gradients.
   bool keeps_residuals() const { return config.comm.compression.error && messages.num_residuals > 0; }
   int64_t snapshot_bytes = 0;  // host's copy of the rank's state (TrainingStep::copy_state); 0: there is none
+  ExpertRank experts;          // place among the ranks that share experts
 };
 
 // Makes the design for the rank of `groups`. `choices`: the choices for the rank's stage. `like`: the training program
@@ -96,9 +97,10 @@ void set_recomputed(UnitTraits& traits, int32_t unit, const UnitChoice& choice);
 // parallelism. The program is the design's `evaluation` and ends before the logits. There is no memory for training.
 StepDesign design_inference(const RunConfig& config, const Target& target, const RankGroups& groups, int64_t length);
 
-// Makes the model of a design on a backend. Borrows the design, the backend and the groups.
+// Makes the model of a design on a backend. Borrows the design, the backend, the groups and `overflow`, which may be
+// null in a plan.
 std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& shape, Backend& backend,
-                                  RankGroups& groups);
+                                  RankGroups& groups, ExpertOverflow* overflow = nullptr);
 
 // Returns the shape of the micro-batches of a rank with that number on the context axis.
 MicroBatchShape micro_batch_shape(const StepConfig& config, int64_t context_rank = 0);

@@ -63,8 +63,8 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
                        .state = memory_of_updates(MemoryClass::optimizer).data()},
       design_->columns, design_->choices.optimizer_state);
   if (parameters_->state_layout().any_away()) make_update_lane(updates.files);
-  model_ = make_model(*design_, design_->training_shape, backend_, groups_);
-  evaluation_model_ = make_model(*design_, design_->evaluation_shape, backend_, groups_);
+  model_ = make_model(*design_, design_->training_shape, backend_, groups_, &overflow_);
+  evaluation_model_ = make_model(*design_, design_->evaluation_shape, backend_, groups_, &overflow_);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
   const UpdateContext context{
       .parameters = *parameters_, .state = state_, .backend = backend_, .groups = groups_, .workspace = workspace_};
@@ -210,10 +210,19 @@ std::vector<StateSlice> TrainingStep::written_state() const {
 
 std::vector<StateSlice> TrainingStep::copy_state() { return snapshot_->copy(written_state(), parameters_->columns()); }
 
-uint32_t TrainingStep::weights_checksum() const {
+uint32_t TrainingStep::weights_checksum(CopyGroup copies) const {
   if (design_->sharding.gathers_weights()) return 0;
   wait_all();
-  return device_crc32c(backend_, arena(MemoryClass::weights), memory_of(MemoryClass::weights).bytes(), 0);
+  // Experts with copies of their own lie between the other units and the f32 norms.
+  const ParameterLayout& layout = design_->layout;
+  const auto first = std::find_if(layout.units.begin(), layout.units.end(),
+                                  [](const UnitRange& unit) { return unit.copies == CopyGroup::expert_data; });
+  const int64_t element = dtype_bytes(design_->sharding.compute), end = layout.elements * element;
+  const int64_t begin = first == layout.units.end() ? end : first->offset * element;
+  std::byte* const weights = arena(MemoryClass::weights);
+  if (copies == CopyGroup::expert_data) return device_crc32c(backend_, weights + begin, end - begin, 0);
+  const uint32_t crc = device_crc32c(backend_, weights, begin, 0);
+  return device_crc32c(backend_, weights + end, memory_of(MemoryClass::weights).bytes() - end, crc);
 }
 
 uint32_t TrainingStep::norms_checksum() const {
@@ -408,7 +417,7 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
   if (!initial_statistics_.empty())
     backend_.upload(statistics_.block, initial_statistics_.data(), std::ssize(initial_statistics_));
   agreement_->ask_for_stop(stop_wanted);
-  agreement_->ask_for_void([&source] { return source.is_void(); });
+  agreement_->ask_for_void([this, &source] { return source.is_void() || overflow_.any(); });
   if (lane_ != nullptr) {
     away_->release();
     lane_->resume();

@@ -1,6 +1,7 @@
 #include "train/loop.h"
 
 #include <filesystem>
+#include <fmt/format.h>
 #include <limits>
 #include <utility>
 
@@ -11,6 +12,7 @@
 #include "report/dry_run.h"
 #include "step/device.h"
 #include "train/replicas.h"
+#include "train/routing.h"
 
 namespace gptrain::inline train {
 
@@ -66,7 +68,8 @@ ExitCode TrainingLoop::run() {
     throw;
   } catch (const Error& error) {
     // A call that has done no step has nothing to save.
-    if (error.code() == ExitCode::data && progress_.step > first_step_) save_and_end(error);
+    const bool is_void = error.code() == ExitCode::data || step_->expert_overflow().any();
+    if (is_void && progress_.step > first_step_) save_and_end(error);
     checkpoints_.settle();
     throw;
   } catch (...) {
@@ -75,7 +78,7 @@ ExitCode TrainingLoop::run() {
   }
 }
 
-// Data that cannot be read leave weights and moments as they were after the last step.
+// Data that cannot be read, and experts without room, leave weights and moments as they were after the last step.
 void TrainingLoop::save_and_end(const Error& error) {
   checkpoints_.save_at_end(progress_);
   if (!context_.leads()) throw Error(error.code(), std::string());
@@ -152,7 +155,7 @@ void TrainingLoop::begin_step(Prefetcher& batches) {
 // Ends the oldest step that has begun, and does the work due after it.
 void TrainingLoop::end_step(const Prefetcher& batches) {
   const StepResult result = step_->end();
-  if (result.is_void) end_unread(batches);
+  if (result.is_void) end_void(batches);
   const BegunStep begun = begun_.front();
   begun_.pop_front();
   stop_.note(result.stop);
@@ -174,12 +177,14 @@ void TrainingLoop::end_step(const Prefetcher& batches) {
   flush_lines();
 }
 
-// Ends the steps that have begun after some rank could not read its data. None of these steps has changed the state.
-void TrainingLoop::end_unread(const Prefetcher& batches) {
+// Ends the steps that have begun after some rank could not read its data, or had no room for rows of experts. None of
+// these steps has changed the state.
+void TrainingLoop::end_void(const Prefetcher& batches) {
   while (step_->begun() > 0) step_->end();
   if (loss_scale_) step_->set_loss_scale(*loss_scale_);
   agree_on(context_.all(), context_.world, [&] {
     if (batches.is_void()) throw Error(ExitCode::data, "step {}: {}", progress_.step + 1, batches.fault());
+    refuse_overflow(*step_, fmt::format("step {}", progress_.step + 1));
   });
 }
 

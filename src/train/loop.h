@@ -51,7 +51,7 @@ class TrainingLoop {
   bool is_stopping();
   void begin_step(Prefetcher& batches);
   void end_step(const Prefetcher& batches);
-  void end_unread(const Prefetcher& batches);
+  void end_void(const Prefetcher& batches);
   [[noreturn]] void save_and_end(const Error& error);
   void count(const StepResult& result);
   void warn_of_no_checkpoints(double step_seconds);

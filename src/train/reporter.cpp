@@ -125,14 +125,14 @@ void Reporter::announce() const {
   const std::string device = target.kind == Target::Kind::cpu ? format_counted(target.num_threads, "thread")
                                                               : fmt::format("one {}", target.name);
   if (ranks > 1) {
-    const int64_t context = groups.on_context_axis().size;
+    const int64_t context = groups.on_context_axis().size, experts = groups.on_expert_axis().size;
     const std::string_view method = context_method_names[context_.config.parallel.context_method];
-    print_out("{} ranks: {} tensor x {}{} data{}, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n",
+    print_out("{} ranks: {} tensor x {}{} data{}{}, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n",
               ranks, groups.mesh().size(MeshAxis::tensor),
               context > 1 ? fmt::format("{} context by {} x ", context, method) : "", groups.num_sample_ranks(),
-              pipeline_text(), context_.config.parallel.zero,
-              context_.config.parallel.sequence ? ", sequence parallel" : "", device, total_matrix_flops_ / 1e9,
-              dtype_name(limits_.compute));
+              pipeline_text(), experts > 1 ? fmt::format(", experts over {}", experts) : "",
+              context_.config.parallel.zero, context_.config.parallel.sequence ? ", sequence parallel" : "", device,
+              total_matrix_flops_ / 1e9, dtype_name(limits_.compute));
     const bool splits_layers = groups.works(LaneKind::tensor), splits_sequences = groups.works(LaneKind::context);
     if (target.kind == Target::Kind::gpu && (splits_layers || splits_sequences))
       print_out("forward and backward run op by op, as no CUDA graph holds the exchanges of {} groups\n",

@@ -1,7 +1,10 @@
 #include "train/routing.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
+
+#include "base/error.h"
 
 namespace gptrain::inline train {
 
@@ -22,6 +25,18 @@ std::vector<LayerRouting> layer_routing(const ModelConfig& model, int64_t sequen
     sums = sums.subspan(experts + 3);
   }
   return all;
+}
+
+void refuse_overflow(const TrainingStep& step, const std::string& when) {
+  const ExpertOverflow& overflow = step.expert_overflow();
+  if (!overflow.any()) return;
+  const double room = step.design().config.parallel.expert_room;
+  const double needed = room * static_cast<double>(overflow.rows) / static_cast<double>(overflow.room);
+  throw Error(
+      ExitCode::diverged,
+      "{}: the experts of block {} on a rank got {} rows, but parallel.expert_room = {} makes room for {}; raise "
+      "it to {:.2f} or more, or let model.moe's aux_loss balance the experts better",
+      when, overflow.layer, overflow.rows, room, overflow.room, std::ceil(100 * needed) / 100);
 }
 
 }  // namespace gptrain::train

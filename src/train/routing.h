@@ -3,9 +3,11 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "config/run_config.h"
+#include "step/training_step.h"
 
 namespace gptrain::inline train {
 
@@ -21,5 +23,9 @@ struct LayerRouting {
 // RETURNS the routing of each layer with experts. `sums`: the step's statistic of routing (routing_statistic), empty if
 // it was not collected. `sequences`: of the step.
 std::vector<LayerRouting> layer_routing(const ModelConfig& model, int64_t sequences, std::span<const double> sums);
+
+// THROWS Error(diverged) if experts on this rank, or on one that shares them with it, had no room for their rows.
+// `when`: "step 3".
+void refuse_overflow(const TrainingStep& step, const std::string& when);
 
 }  // namespace gptrain::train

@@ -1,5 +1,6 @@
 #include "train/validation.h"
 
+#include <fmt/format.h>
 #include <numbers>
 
 #include "base/error.h"
@@ -9,6 +10,7 @@
 #include "step/averaged_weights.h"
 #include "step/step_design.h"
 #include "train/batches.h"
+#include "train/routing.h"
 
 namespace gptrain::inline train {
 
@@ -46,6 +48,7 @@ bool Validation::run(int64_t step) {
   if (average) average->restore();
   agree_on(context_.all(), context_.world, [&] {
     if (!fault_.empty()) throw Error(ExitCode::data, "validation after step {}: {}", step, fault_);
+    refuse_overflow(step_, fmt::format("validation after step {}", step));
   });
   if (!sum) return false;
   validated_step_ = step;

@@ -41,6 +41,33 @@ class Threads(CliCase):
         self.assertIn("4 ranks: 1 tensor x 2 context by heads x 2 data, ZeRO 2", out)
         self.assertIn("done: step 8", out)
 
+    def test_experts_of_ranks(self):
+        config = self.write_run(model={"bias": False, "hidden_size": 64, "num_heads": 4, "moe": {
+            "experts": 4, "top_k": 2, "ffn_hidden_size": 32}}, checkpoint={"every_steps": 2}, **VALIDATED)
+        self.train(config)
+        losses = self.records()
+        spread = overrides("run.out=spread", "parallel.expert=2", "parallel.expert_room=2", "batch.micro=2")
+        self.train(config, "--ranks", 2, "--steps", 3, *spread)
+        out = self.train(config, "--resume", "--ranks", 4, *overrides(
+            "run.out=spread", "parallel.expert=4", "parallel.expert_room=4", "parallel.zero=2", "batch.micro=1"))
+        self.assertIn("4 ranks: 1 tensor x 4 data, experts over 4, ZeRO 2", out)
+        for ours, theirs in zip(self.records("spread"), losses):
+            self.assertAlmostEqual(ours["loss"] / theirs["loss"], 1, delta=1e-4)
+        self.assertEqual(len(self.records("spread")), len(losses))
+        self.succeed("generate", "--checkpoint", "spread", "--prompt", "a", "--tokens", 3)
+        plan = json.loads(self.succeed("train", config, "--dry-run", "--json", "--ranks", 2, *spread))
+        moved = [row for row in plan["traffic"] if row["lane"] == "expert"]
+        self.assertEqual([(row["collective"], row.get("expected")) for row in moved],
+                         [("all_gather", None), ("all_to_all_v", True)])
+
+    def test_experts_without_room(self):
+        config = self.write_run(model={"bias": False, "hidden_size": 64, "num_heads": 4, "moe": {
+            "experts": 4, "top_k": 2, "ffn_hidden_size": 32}})
+        room = overrides("parallel.expert=2", "parallel.expert_room=1", "batch.micro=2")
+        self.refuse(DIVERGED, ["step 1: the experts of block 0 on a rank got ",
+                               " rows, but parallel.expert_room = 1 makes room for 64; raise it to 1."],
+                    "train", config, "--ranks", 2, *room)
+
     def test_losses_do_not_depend_on_the_ranks(self):
         config = self.write_run(model={"num_heads": 4, "dropout": 0.1}, batch={"global": 12, "micro": 4}, **VALIDATED)
         self.train(config)

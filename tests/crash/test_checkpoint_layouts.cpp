@@ -10,6 +10,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include "base/crc32c.h"
 #include "catch.h"
 #include "fit/choose_step.h"
 #include "model_fixture.h"
@@ -32,11 +33,12 @@ struct Layout {
   std::string schedule = "";  // with the number of stages
   int stages = 1;
   int context = 1;
+  int expert = 0;  // ranks that share experts; 0: the model has none
 
   int world_size() const { return tensor * context * data * stages; }
   std::string name() const {
-    return fmt::format("tensor {} x context {} x data {} x {} stages {}, ZeRO {}{}", tensor, context, data, stages,
-                       schedule, zero, sequence ? ", sequence" : "");
+    return fmt::format("tensor {} x context {} x data {} x {} stages {}, ZeRO {}{}, expert {}", tensor, context, data,
+                       stages, schedule, zero, sequence ? ", sequence" : "", expert);
   }
 };
 
@@ -77,12 +79,20 @@ RunConfig config_of(Family family, const Layout& layout, const std::string& comp
     overrides.push_back(fmt::format("parallel.pipeline={}", layout.stages));
     overrides.push_back("parallel.pipeline_schedule=" + layout.schedule);
   }
+  if (layout.expert > 0) {
+    overrides.insert(overrides.end(),
+                     {"model.bias=false", R"(model.moe={"experts":6,"top_k":2,"ffn_hidden_size":64,"first":1})"});
+  }
+  if (layout.expert > 1) {
+    overrides.push_back(fmt::format("parallel.expert={}", layout.expert));
+    overrides.push_back("parallel.expert_room=100");  // equal weights send all rows to the same experts
+  }
   return small_config(family, overrides, layout.world_size());
 }
 
 // Content of element `index` of a tensor: random finite bits. Every layout must find the same.
-float value_of(int64_t tensor, int kind, int64_t index) {
-  const auto words = philox({static_cast<uint32_t>(tensor), static_cast<uint32_t>(kind)},
+float value_of(uint32_t tensor, int kind, int64_t index) {
+  const auto words = philox({tensor, static_cast<uint32_t>(kind)},
                             {static_cast<uint32_t>(index), static_cast<uint32_t>(index >> 32), 0, 0});
   const uint32_t bits = words[0] & ~(1U << 30);  // the highest bit of the exponent
   float value = 0;
@@ -97,7 +107,9 @@ float as_bf16(float value) { return std::bit_cast<float>(std::bit_cast<uint32_t>
 template <typename Visit>
 void for_each_value(const TrainingStep& step, const Visit& visit) {
   for (const StateSlice& piece : step.state()) {
-    const std::vector<int64_t>& shape = step.spec().tensors[static_cast<size_t>(piece.tensor)].shape;
+    const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
+    const std::vector<int64_t>& shape = tensor.shape;
+    const uint32_t key = crc32c(tensor.name.data(), tensor.name.size());
     const bool matrix = shape.size() == 2;
     const int64_t width = matrix ? piece.shape[1] : 1;
     float* const data[] = {piece.weight, testing::column(piece, 0), testing::column(piece, 1),
@@ -107,11 +119,11 @@ void for_each_value(const TrainingStep& step, const Visit& visit) {
           (piece.offset[0] + i / width) * (matrix ? shape[1] : 1) + (matrix ? piece.offset[1] + i % width : 0);
       for (int kind = 0; kind < 4; ++kind) {
         if (data[kind] != nullptr) {
-          visit(data[kind][i], value_of(piece.tensor, kind, index));
+          visit(data[kind][i], value_of(key, kind, index));
           continue;
         }
         float value = to_float(piece.narrow_weight[i]);
-        visit(value, as_bf16(value_of(piece.tensor, kind, index)));
+        visit(value, as_bf16(value_of(key, kind, index)));
         piece.narrow_weight[i] = to_bf16(value);
       }
     }
@@ -190,8 +202,8 @@ void check_layouts(Family family, const std::string& compute, const std::vector<
   const Folder folder;
   for (size_t save = 0; save < fitting.size(); ++save) {
     const Layout& saved = fitting[save];
-    const fs::path out = folder.path / fmt::format("{}-{}-{}-{}-{}{}", saved.tensor, saved.context, saved.data,
-                                                   saved.zero, saved.stages, saved.schedule);
+    const fs::path out = folder.path / fmt::format("{}-{}-{}-{}-{}{}-{}", saved.tensor, saved.context, saved.data,
+                                                   saved.zero, saved.stages, saved.schedule, saved.expert);
     save_under(config_of(family, saved, compute, out), saved);
     const std::vector<CheckpointInfo> found = list_checkpoints(out);
     REQUIRE(found.size() == 1);
@@ -220,6 +232,16 @@ TEST_CASE("every layout loads the bits that every layout saved") {
   std::vector<Layout> fitting = layouts;
   if (family == Family::llama) std::erase_if(fitting, [](const Layout& layout) { return layout.tensor == 3; });
   check_layouts(family, family == Family::gpt2 ? "fp32" : "bf16", fitting);
+}
+
+TEST_CASE("experts go from each group of ranks to each other") {
+  check_layouts(Family::llama, "bf16",
+                {{.tensor = 1, .data = 1, .zero = 0, .expert = 1},
+                 {.tensor = 1, .data = 2, .zero = 1, .expert = 2},
+                 {.tensor = 1, .data = 3, .zero = 3, .expert = 3},
+                 {.tensor = 2, .data = 1, .zero = 0, .expert = 2},
+                 {.tensor = 2, .data = 2, .zero = 2, .expert = 1},
+                 {.tensor = 1, .data = 2, .zero = 1, .schedule = "1f1b", .stages = 2, .expert = 2}});
 }
 
 TEST_CASE("so it is with weights of bf16 without masters") {

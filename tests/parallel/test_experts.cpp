@@ -2,20 +2,14 @@
 // FFN, and faults that are easily made are found.
 #include <algorithm>
 #include <fmt/format.h>
-#include <functional>
-#include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "catch.h"
+#include "experts.h"
 #include "fit/choose_step.h"
-#include "layouts.h"
-#include "model/statistics.h"
-#include "model_fixture.h"
 #include "report/formulas.h"
 #include "touched.h"
-#include "wrappers.h"
 
 namespace test_experts {
 
@@ -29,52 +23,7 @@ const std::string softmax_moe = R"(model.moe={"experts":6,"top_k":2,"ffn_hidden_
 const std::string sigmoid_moe =
     R"(model.moe={"experts":4,"top_k":2,"ffn_hidden_size":32,"score":"sigmoid","renormalise":false,"scale":1.5})";
 
-struct Layout {
-  int64_t ranks;
-  Overrides overrides;
-};
-
-RunConfig config_of(const std::string& moe, const Layout& layout, const Overrides& more = {}) {
-  Overrides overrides = {
-      "model.hidden_size=32",     "model.num_heads=4", "model.num_kv_heads=2", "model.ffn_hidden_size=64",
-      "model.sequence_length=16", "batch.global=8",    "optimizer.eps=1e-3",   moe};
-  overrides.insert(overrides.end(), more.begin(), more.end());
-  overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
-  return small_config(Family::llama, overrides, layout.ranks);
-}
-
-struct Trained {
-  Outcome outcome;
-  std::vector<double> routing;  // the statistic after the last step
-};
-
-Trained train(const RunConfig& config, int64_t ranks, int steps, const GlobalState* start = nullptr,
-              Wrapping wrapping = {}) {
-  Trained trained;
-  std::mutex mutex;
-  wrapping.after = [&](RankContext& rank) {
-    const Matrix routing = rank.step.statistics().find(routing_statistic);
-    const std::lock_guard lock(mutex);
-    if (rank.groups.sample_rank() == 0 && routing.given())
-      trained.routing.assign(routing.as<const double>(), routing.as<const double>() + routing.cols);
-  };
-  trained.outcome = train_on_ranks(config, ranks, steps, start, start == nullptr ? 0 : 1000, wrapping);
-  return trained;
-}
-
-// The tokens of each expert are equal, and the sums behind them nearly.
-void check_routing(const MoeConfig& moe, const std::vector<double>& a, const std::vector<double>& b) {
-  REQUIRE(a.size() == b.size());
-  REQUIRE(!a.empty());
-  const auto of_layer = static_cast<size_t>(moe.experts + 3);
-  for (size_t i = 0; i < a.size(); ++i) {
-    if (i % of_layer < static_cast<size_t>(moe.experts)) {
-      CHECK(a[i] == b[i]);
-    } else {
-      CHECK(std::abs(a[i] - b[i]) <= 1e-5 * std::abs(b[i]));
-    }
-  }
-}
+using Layout = ExpertLayout;
 
 const std::vector<Layout> layouts = {
     {1, {"batch.micro=1"}},
@@ -91,11 +40,11 @@ const std::vector<Layout> layouts = {
 TEST_CASE("layouts route the tokens of one rank and compute its gradients") {
   for (const std::string& moe : {softmax_moe, sigmoid_moe}) {
     const Overrides more = {"model.dropout=0.1", "model.tied_head=false"};
-    const RunConfig config = config_of(moe, {1, {}}, more);
-    const GlobalState start = train(config, 1, 10).outcome.state;
-    const Trained one = train(config, 1, 1, &start);
+    const RunConfig config = config_of_experts(moe, {1, {}}, more);
+    const GlobalState start = train_experts(config, 1, 10).outcome.state;
+    const TrainedExperts one = train_experts(config, 1, 1, &start);
     for (const Layout& layout : layouts) {
-      const Trained many = train(config_of(moe, layout, more), layout.ranks, 1, &start);
+      const TrainedExperts many = train_experts(config_of_experts(moe, layout, more), layout.ranks, 1, &start);
       const Difference d = difference(make_spec(config.model), one.outcome, many.outcome);
       INFO(fmt::format("{} {}: moment {} of {}, loss {}", moe, fmt::join(layout.overrides, " "), d.first_moment,
                        d.moment_of, d.loss));
@@ -108,30 +57,32 @@ TEST_CASE("layouts route the tokens of one rank and compute its gradients") {
 TEST_CASE("recomputation, stages and ZeRO leave the bits of experts as they are") {
   for (const char* compute : {"precision.compute=fp32", "precision.compute=bf16"}) {
     const Overrides more = {compute, "model.tied_head=false", "batch.micro=2"};
-    const Trained one = train(config_of(softmax_moe, {1, {}}, more), 1, 3);
+    const TrainedExperts one = train_experts(config_of_experts(softmax_moe, {1, {}}, more), 1, 3);
     for (const Layout& layout : {Layout{1, {"memory.recompute=block"}},
                                  {1, {"memory.recompute=selective"}},
                                  {3, {"parallel.pipeline=3", "parallel.pipeline_schedule=zero-bubble"}}}) {
       INFO(fmt::format("{} {}", compute, fmt::join(layout.overrides, " ")));
-      const Trained other = train(config_of(softmax_moe, layout, more), layout.ranks, 3);
+      const TrainedExperts other = train_experts(config_of_experts(softmax_moe, layout, more), layout.ranks, 3);
       CHECK(other.outcome.state == one.outcome.state);
       CHECK(other.outcome.losses == one.outcome.losses);
     }
-    const Trained zero0 = train(config_of(softmax_moe, {2, {"parallel.zero=0"}}, more), 2, 3);
-    CHECK(train(config_of(softmax_moe, {2, {"parallel.zero=1"}}, more), 2, 3).outcome.state == zero0.outcome.state);
+    const TrainedExperts zero0 = train_experts(config_of_experts(softmax_moe, {2, {"parallel.zero=0"}}, more), 2, 3);
+    CHECK(train_experts(config_of_experts(softmax_moe, {2, {"parallel.zero=1"}}, more), 2, 3).outcome.state ==
+          zero0.outcome.state);
   }
 }
 
 TEST_CASE("optimizers train experts on any cut of their units") {
   for (const char* type : {"muon", "adamw-8bit", "adafactor", "lamb"}) {
     const Overrides more = {fmt::format("optimizer.type={}", type), "optimizer.eps=1e-3", "batch.micro=2"};
-    const Trained one = train(config_of(softmax_moe, {1, {}}, more), 1, 2);
-    const Trained many = train(config_of(softmax_moe, {2, {"parallel.zero=1"}}, more), 2, 2);
+    const TrainedExperts one = train_experts(config_of_experts(softmax_moe, {1, {}}, more), 1, 2);
+    const TrainedExperts many = train_experts(config_of_experts(softmax_moe, {2, {"parallel.zero=1"}}, more), 2, 2);
     INFO(type);
     CHECK(std::abs(many.outcome.losses[1] / one.outcome.losses[1] - 1) < 1e-5);
     CHECK(many.outcome.torn.empty());
   }
-  const Trained pure = train(config_of(softmax_moe, {2, {"precision.compute=bf16-pure", "parallel.zero=3"}}), 2, 3);
+  const TrainedExperts pure =
+      train_experts(config_of_experts(softmax_moe, {2, {"precision.compute=bf16-pure", "parallel.zero=3"}}), 2, 3);
   CHECK(pure.outcome.losses[2] < pure.outcome.losses[0]);
 }
 
@@ -158,15 +109,15 @@ GlobalState with_equal_experts(const GlobalState& dense, const RunConfig& mixtur
 }  // namespace
 
 TEST_CASE("equal experts are the dense FFN, one expert too") {
-  const RunConfig dense = config_of("model.moe={}", {1, {}});
-  const GlobalState start = train(dense, 1, 10).outcome.state;
-  const Outcome expected = train(dense, 1, 1, &start).outcome;
+  const RunConfig dense = config_of_experts("model.moe={}", {1, {}});
+  const GlobalState start = train_experts(dense, 1, 10).outcome.state;
+  const Outcome expected = train_experts(dense, 1, 1, &start).outcome;
   for (const auto& [experts, more] :
        {std::pair{1, R"("top_k":1,"renormalise":false,"aux_loss":0)"}, {5, R"("top_k":2,"aux_loss":0)"}}) {
     const std::string moe = fmt::format(R"(model.moe={{"experts":{},{},"z_loss":0}})", experts, more);
-    const RunConfig config = config_of(moe, {1, {}});
-    const GlobalState equal = with_equal_experts(start, config, train(config, 1, 1).outcome.state);
-    const Outcome outcome = train(config, 1, 1, &equal).outcome;
+    const RunConfig config = config_of_experts(moe, {1, {}});
+    const GlobalState equal = with_equal_experts(start, config, train_experts(config, 1, 1).outcome.state);
+    const Outcome outcome = train_experts(config, 1, 1, &equal).outcome;
     CHECK(std::abs(outcome.losses[0] / expected.losses[0] - 1) < 1e-6);
     for (const std::string linear : {"in", "out"}) {
       const std::vector<float>& whole = expected.state.at("exp_avg/blocks.1.ffn." + linear + ".weight");
@@ -183,7 +134,7 @@ TEST_CASE("equal experts are the dense FFN, one expert too") {
 TEST_CASE("model FLOPs of experts follow the formula, and a run touches the planned memory") {
   for (const std::string& moe : {softmax_moe, sigmoid_moe}) {
     for (const Layout& layout : {Layout{1, {}}, Layout{2, {"parallel.tensor=2", "batch.micro=2"}}}) {
-      const RunConfig config = config_of(moe, layout);
+      const RunConfig config = config_of_experts(moe, layout);
       Flops flops = 0;
       for (int64_t rank = 0; rank < layout.ranks; ++rank)
         flops += plan_rank({config, this_machine(1), layout.ranks}, rank).total().model_flops;
@@ -195,44 +146,13 @@ TEST_CASE("model FLOPs of experts follow the formula, and a run touches the plan
   }
 }
 
-namespace {
-
-// A backend that changes ops of one kind before they run, or leaves them out.
-template <typename Op>
-class Changes final : public ForwardingBackend {
- public:
-  Changes(Backend& inner, std::function<void(Op&)> change) : ForwardingBackend(inner), change_(std::move(change)) {}
-
-  using ForwardingBackend::run;
-  void run(const Op& op) override {
-    Op wrong = op;
-    change_(wrong);
-    inner_.run(wrong);
-  }
-
- private:
-  std::function<void(Op&)> change_;
-};
-
-// `change` gets the op and the rank.
-template <typename Op>
-Wrapping changing(const std::function<void(Op&, int64_t)>& change) {
-  Wrapping wrapping;
-  wrapping.backend = [=](int64_t rank, Backend& backend) {
-    return std::make_unique<Changes<Op>>(backend, [=](Op& op) { change(op, rank); });
-  };
-  return wrapping;
-}
-
-}  // namespace
-
 TEST_CASE("faults of experts are found") {
   const Layout layout{2, {"parallel.tensor=2", "batch.micro=2"}};
-  const RunConfig config = config_of(softmax_moe, layout), one_rank = config_of(softmax_moe, {1, {}});
-  const GlobalState start = train(one_rank, 1, 10).outcome.state;
-  const Outcome one = train(one_rank, 1, 1, &start).outcome;
+  const RunConfig config = config_of_experts(softmax_moe, layout), one_rank = config_of_experts(softmax_moe, {1, {}});
+  const GlobalState start = train_experts(one_rank, 1, 10).outcome.state;
+  const Outcome one = train_experts(one_rank, 1, 1, &start).outcome;
   const auto difference_with = [&](const Wrapping& wrapping) {
-    return difference(make_spec(config.model), one, train(config, 2, 1, &start, wrapping).outcome);
+    return difference(make_spec(config.model), one, train_experts(config, 2, 1, &start, wrapping).outcome);
   };
   REQUIRE(difference_with({}).small());
   static std::vector<float> ones(1024, 1.0F), zeros(1024, 0.0F);

@@ -126,10 +126,23 @@ TensorShard shard_of(const TensorSpec& tensor, TensorRank tensor_rank) {
   return shard;
 }
 
-std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_rank) {
+std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_rank, ExpertRank expert_rank) {
   std::vector<TensorShard> shards;
   shards.reserve(spec.tensors.size());
-  for (const TensorSpec& tensor : spec.tensors) shards.push_back(shard_of(tensor, tensor_rank));
+  std::vector<int64_t> experts(spec.units.size(), 0);  // by unit: experts of all ranks
+  for (const TensorSpec& tensor : spec.tensors) {
+    int64_t& count = experts[static_cast<size_t>(tensor.unit)];
+    count = std::max(count, int64_t{tensor.expert} + 1);
+  }
+  for (const TensorSpec& tensor : spec.tensors) {
+    const auto unit = static_cast<size_t>(tensor.unit);
+    if (spec.units[unit].kind != UnitKind::experts) {
+      shards.push_back(shard_of(tensor, tensor_rank));
+      continue;
+    }
+    const bool is_own = tensor.expert / quotient(experts[unit], expert_rank.size, tensor) == expert_rank.rank;
+    shards.push_back(is_own ? shard_of(tensor, {}) : TensorShard{.shape = {0, tensor.shape[1]}, .boxes = {}});
+  }
   return shards;
 }
 

@@ -15,6 +15,13 @@ struct TensorRank {
   int64_t rank = 0;
 };
 
+// A rank's position among the ranks that hold the experts of a layer between them: it has whole experts, a run of as
+// many as each other rank has.
+struct ExpertRank {
+  int64_t size = 1;
+  int64_t rank = 0;
+};
+
 // A box of the global tensor's true shape, contiguous and row-major in the rank's local tensor.
 struct ShardBox {
   std::vector<int64_t> offset, shape;  // in the global tensor
@@ -43,8 +50,9 @@ struct TensorShard {
 };
 
 // RETURNS the shards of all tensors of the spec. THROWS std::logic_error if a tensor does not divide over the ranks;
-// config checks have refused that before.
-std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_rank);
+// config checks have refused that before. Experts with units of their own are spread over the ranks of `expert_rank`,
+// and those of other ranks have empty shards.
+std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_rank, ExpertRank expert_rank = {});
 
 // RETURNS the shard of one tensor. THROWS as shard_tensors.
 TensorShard shard_of(const TensorSpec& tensor, TensorRank tensor_rank);

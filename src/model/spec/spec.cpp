@@ -10,18 +10,21 @@ namespace {
 
 class SpecBuilder {
  public:
-  explicit SpecBuilder(const ModelConfig& model) : model_(model) {}
+  SpecBuilder(const ModelConfig& model, bool experts_apart) : model_(model), experts_apart_(experts_apart) {}
 
   ModelSpec build() {
     add_embedding();
     for (int64_t layer = 0; layer < model_.num_layers; ++layer) add_block(layer);
     add_head();
+    for (int64_t layer = 0; experts_apart_ && layer < model_.num_layers; ++layer) {
+      if (model_.ffn(layer).is_routed) add_experts_unit(layer);
+    }
     return std::move(spec_);
   }
 
  private:
   void begin_unit(UnitKind kind, int64_t layer, std::string prefix) {
-    spec_.units.push_back({kind, layer});
+    spec_.units.push_back({.kind = kind, .layer = layer});
     prefix_ = std::move(prefix);
   }
 
@@ -34,7 +37,8 @@ class SpecBuilder {
   TensorSpec& add(const std::string& name, std::vector<int64_t> shape, Init init, Split split) {
     const bool matrix = shape.size() == 2;
     // muP (arXiv 2203.03466, table 8, for Adam): a matrix between two widths.
-    const bool hidden = matrix && spec_.units.back().kind == UnitKind::block;
+    const UnitKind kind = spec_.units.back().kind;
+    const bool hidden = matrix && (kind == UnitKind::block || kind == UnitKind::experts);
     const double width = hidden ? model_.mup_width() : 1;
     spec_.tensors.push_back({.name = prefix_ + name,
                              .unit = static_cast<int64_t>(spec_.units.size()) - 1,
@@ -121,7 +125,7 @@ class SpecBuilder {
     part_ = ModelPart::ffn;
     const FfnKind ffn = model_.ffn(layer);
     if (ffn.is_routed) {
-      add_experts(ffn.hidden_size);
+      add_routed_ffn(ffn.hidden_size);
     } else {
       add_column_linear("ffn.in", ffn_sections(ffn.hidden_size), model_.bias);
       add_row_linear("ffn.out", ffn.hidden_size);
@@ -134,18 +138,37 @@ class SpecBuilder {
     return is_gated(model_.activation) ? std::vector{ffn, ffn} : std::vector{ffn};
   }
 
-  // Adds the router and the experts. Matrices of one kind follow each other, so that ops find them as one matrix.
-  void add_experts(int64_t width) {
+  // Adds the router, the experts unless they are apart, and the shared experts.
+  void add_routed_ffn(int64_t width) {
     TensorSpec& router = add("router.weight", {model_.moe.experts, model_.hidden_size}, Init::normal, Split::none);
     router.norm_use = NormUse::router;
     router.of_block_matrix = false;
-    const auto name = [](int64_t expert, const char* linear) { return fmt::format("experts.{}.{}", expert, linear); };
-    for (int64_t expert = 0; expert < model_.moe.experts; ++expert)
-      add_column_linear(name(expert, "in"), ffn_sections(width), false);
-    for (int64_t expert = 0; expert < model_.moe.experts; ++expert) add_row_linear(name(expert, "out"), width);
+    if (!experts_apart_) add_experts(width);
     if (model_.moe.shared == 0) return;
     add_column_linear("shared.in", ffn_sections(model_.moe.shared_ffn_hidden_size), model_.bias);
     add_row_linear("shared.out", model_.moe.shared_ffn_hidden_size);
+  }
+
+  // Adds the experts. Matrices of one kind follow each other, so that ops find them as one matrix.
+  void add_experts(int64_t width) {
+    const auto name = [](int64_t expert, const char* linear) { return fmt::format("experts.{}.{}", expert, linear); };
+    for (int64_t expert = 0; expert < model_.moe.experts; ++expert) {
+      add_column_linear(name(expert, "in"), ffn_sections(width), false);
+      spec_.tensors.back().expert = static_cast<int32_t>(expert);
+    }
+    for (int64_t expert = 0; expert < model_.moe.experts; ++expert) {
+      add_row_linear(name(expert, "out"), width);
+      spec_.tensors.back().expert = static_cast<int32_t>(expert);
+    }
+  }
+
+  void add_experts_unit(int64_t layer) {
+    const auto block = static_cast<size_t>(layer) + 1;
+    begin_unit(UnitKind::experts, layer, fmt::format("blocks.{}.", layer));
+    spec_.units.back().copies = CopyGroup::expert_data;
+    spec_.units[block].experts = static_cast<int32_t>(spec_.units.size()) - 1;
+    part_ = ModelPart::ffn;
+    add_experts(model_.ffn(layer).hidden_size);
   }
 
   void add_head() {
@@ -158,6 +181,7 @@ class SpecBuilder {
   }
 
   const ModelConfig& model_;
+  const bool experts_apart_;
   ModelSpec spec_;
   std::string prefix_;
   ModelPart part_ = ModelPart::embedding;  // part of the tensors being added
@@ -183,6 +207,6 @@ std::unordered_map<std::string_view, size_t> ModelSpec::numbers() const {
   return by_name;
 }
 
-ModelSpec make_spec(const ModelConfig& model) { return SpecBuilder(model).build(); }
+ModelSpec make_spec(const ModelConfig& model, bool experts_apart) { return SpecBuilder(model, experts_apart).build(); }
 
 }  // namespace gptrain::spec

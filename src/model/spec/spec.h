@@ -14,8 +14,9 @@
 namespace gptrain::inline spec {
 
 // Kind of a unit: the embedding, a block, or the head (final norm and output projection). A unit is gathered, reduced,
-// recomputed, offloaded and assigned to a stage as a whole. Units are numbered in forward order.
-enum class UnitKind : uint8_t { embedding, block, head };
+// recomputed, offloaded and assigned to a stage as a whole. Units are numbered in forward order. Behind the head come
+// the experts of blocks where ranks share them: units of parameters only, which go along with their blocks.
+enum class UnitKind : uint8_t { embedding, block, head, experts };
 
 // Ranks that hold copies of a unit's parameters. Gradients are summed over them, and ZeRO cuts the unit into as many
 // pieces as they are.
@@ -28,8 +29,9 @@ constexpr size_t num_copy_groups = static_cast<size_t>(CopyGroup::count);
 
 struct Unit {
   UnitKind kind;
-  int64_t layer;  // number of a block among the blocks; 0 for other units
+  int64_t layer;  // number of a block among the blocks; 0 for embedding and head
   CopyGroup copies = CopyGroup::data;
+  int32_t experts = -1;  // unit of a block's experts; -1: they are in the block's own, or there are none
 };
 
 enum class Init : uint8_t { normal, zeros, constant };
@@ -70,6 +72,7 @@ struct TensorSpec {
   std::vector<Section> sections;  // sections of Split::rows, in order: [q, k, v], [gate, up]; else empty
   NormUse norm_use;
   bool of_block_matrix = false;  // a matrix of a transformer block
+  int32_t expert = -1;           // number of the expert that it belongs to; -1: none
 
   int64_t count() const;  // elements of `shape`
   bool is_matrix() const { return shape.size() == 2; }
@@ -94,6 +97,7 @@ struct ModelSpec {
 // Padding is zero and stays zero.
 constexpr int64_t vocab_multiple = 64;
 
-ModelSpec make_spec(const ModelConfig& model);
+// RETURNS the list. `experts_apart`: ranks share experts, which then are units of their own.
+ModelSpec make_spec(const ModelConfig& model, bool experts_apart = false);
 
 }  // namespace gptrain::spec

@@ -73,4 +73,26 @@ TEST_CASE("keys without a part for experts are refused beside them") {
     CHECK(moe_fault(moe, {other}).find("model.moe") != std::string::npos);
 }
 
+TEST_CASE("ranks share experts evenly, or not at all") {
+  const std::string moe = R"(model.moe={"experts":6,"top_k":2})";
+  const auto refused = [&](Overrides more, int64_t ranks) {
+    more.insert(more.end(), {"model.bias=false", moe, "batch.micro=4"});
+    return refusal(base, more, ranks);
+  };
+  CHECK(fault({"parallel.expert=2"}) ==
+        "parallel.expert = 2: must be 1 without model.moe: there are no experts (try 1)");
+  CHECK(refused({"parallel.expert=4"}, 4) == "parallel.expert = 4: must divide model.moe's experts = 6 (try 2)");
+  CHECK(refused({"parallel.expert=3"}, 4) == "parallel.expert = 3: must divide the 4 ranks of a stage (try 2)");
+  CHECK(refused({"parallel.expert=2", "parallel.pipeline=4"}, 4) ==
+        "parallel.expert = 2: must divide the 1 rank of a stage (try 1)");
+  CHECK(refused({"parallel.expert_room=2.5"}, 4) ==
+        "parallel.expert_room = 2.5: has no effect unless parallel.expert is greater than 1 (try --set "
+        "parallel.expert_room=null or leaving it out)");
+  for (const char* other : {"optimizer.type=muon", "parallel.elastic=true", R"(comm.compression={"kind":"int8"})",
+                            "memory.offload_optimizer=disk"}) {
+    INFO(other);
+    CHECK(refused({"parallel.expert=2", other}, 4).find("parallel.expert = 2") != std::string::npos);
+  }
+}
+
 }  // namespace gptrain::config_test

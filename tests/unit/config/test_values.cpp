@@ -123,9 +123,6 @@ TEST_CASE("a key that gptrain has not is answered with the reason, and with no k
         {"model.use_flash_attn=true", "unknown key; attention is always fused"},
         {"run.report_to=wandb", "unknown key; gptrain always writes metrics.jsonl and tb/"},
         {"model.zzzzqqq=1", "unknown key, and gptrain has none like it"},
-        {"ep=2",
-         "unknown key; gptrain does not spread experts over ranks: every data rank has all, cut over the tensor "
-         "ranks"},
         {"parallel.dp=8", "unknown key; the number of data ranks follows"},
         {"ru=1", "unknown key, and gptrain has none like it"},
         {"data.x=1", "unknown key, and gptrain has none like it"},
@@ -145,6 +142,7 @@ TEST_CASE("a key that gptrain has not is answered with the reason, and with no k
 TEST_CASE("keys of torchtitan and of the HF Trainer are answered with ours") {
   for (const auto& [setting, ours] : {std::pair{"training.local_batch_size=1", "batch.micro"},
                                       {"model.num_local_experts=8", "model.moe"},
+                                      {"parallelism.expert_parallel_degree=2", "parallel.expert"},
                                       {"parallelism.data_parallel_shard_degree=1", "parallel.zero"},
                                       {"lr_scheduler.min_lr_factor=1", "schedule.min_lr"},
                                       {"checkpoint.keep_latest_k=1", "checkpoint.keep_last"},

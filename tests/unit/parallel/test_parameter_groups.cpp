@@ -64,7 +64,7 @@ class HalvedReducer final : public GradientReducer {
 class Rank {
  public:
   Rank(World& world, const RunConfig& config, int64_t experts)
-      : groups_(config, world, {.experts = {.expert = experts}}),
+      : groups_(config, world),
         rank_(world.rank()),
         expert_(rank_ % experts),
         num_copies_(num_ranks / experts),
@@ -157,10 +157,11 @@ TEST_CASE("a unit's parameters may have copies on half of the data ranks, or on 
     for (const std::string zero : {"0", "1", "2", "3"}) {
       for (const std::string precision : {"fp32", "bf16"}) {
         INFO(experts << " experts, ZeRO " << zero << ", " << precision);
-        const RunConfig config = small_config(Family::gpt2,
-                                              {"batch.micro=1", "parallel.zero=" + zero,
-                                               "precision.compute=" + precision, "precision.reduce=" + precision},
-                                              num_ranks);
+        RunConfig config = small_config(Family::gpt2,
+                                        {"batch.micro=1", "parallel.zero=" + zero, "precision.compute=" + precision,
+                                         "precision.reduce=" + precision},
+                                        num_ranks);
+        config.parallel.expert = experts;
         CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) {
           Rank rank(world, config, experts);
           if (cuts_state(config.parallel.zero)) rank.check_gathers();
@@ -174,12 +175,12 @@ TEST_CASE("a unit's parameters may have copies on half of the data ranks, or on 
 }
 
 TEST_CASE("more experts than data ranks pass counters to each other") {
-  const RunConfig config = small_config(Family::gpt2, {"parallel.tensor=2", "batch.micro=1", "model.num_heads=2"}, 8);
-  const ExtraSizes sizes{.experts = {.expert = 8}};
-  const Mesh mesh = make_mesh(config, 8, ExitCode::usage, sizes);
+  RunConfig config = small_config(Family::gpt2, {"parallel.tensor=2", "batch.micro=1", "model.num_heads=2"}, 8);
+  config.parallel.expert = 8;
+  const Mesh mesh = make_mesh(config, 8);
   REQUIRE(mesh.size(ExpertAxis::expert) > mesh.size(MeshAxis::data));
   CHECK_NOTHROW(run_local_ranks(8, [&](World& world) {
-    RankGroups groups(config, world, sizes);
+    RankGroups groups(config, world);
     Lane& lane = groups.lane(LaneKind::expert);
     Communicator* const group = groups.group(LaneKind::expert, GroupKind::expert);
     std::vector<int64_t> sent(8), received(8), returned(8);

@@ -1,0 +1,264 @@
+// Rows of experts that are spread over ranks. Each rank tells all others of its group how many rows it has for each
+// expert. Then all-to-alls move the rows in the order of the senders' places, and a rank arranges by expert those that
+// it has received.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <vector>
+
+#include "model/expert_rows.h"
+#include "model/expert_spread.h"
+
+namespace gptrain::inline model {
+namespace {
+
+// RETURNS the bound of the rows that a rank's experts receive: as many as there is room for, or as many as can come.
+int64_t row_bound(const LayerContext& context) {
+  const MoeConfig& moe = context.shape.model.moe;
+  const int64_t ranks = context.experts.place.size, shares = context.tensor.size(), rows = context.shape.rows();
+  const int64_t most_for_one = rows * std::min<int64_t>(moe.top_k, moe.experts / ranks);
+  const double sent = static_cast<double>(rows * moe.top_k) / static_cast<double>(shares);
+  return std::min(ranks * ((most_for_one + shares - 1) / shares),
+                  static_cast<int64_t>(std::ceil(context.experts.room * sent)));
+}
+
+// Writes numbers to device memory, in pieces of a fixed size.
+class NumberUpload {
+ public:
+  NumberUpload(Backend& backend, const Matrix& to) : backend_(backend), to_(to.as<int32_t>()) {}
+  NumberUpload(const NumberUpload&) = delete;
+  NumberUpload& operator=(const NumberUpload&) = delete;
+
+  // Adds first, first + 1 and so on.
+  void add_run(int32_t first, int32_t count) {
+    for (int32_t i = 0; i < count; ++i) {
+      if (used_ == piece_.size()) flush();
+      piece_[used_++] = first + i;
+    }
+  }
+  void flush() {
+    if (used_ == 0) return;
+    backend_.upload(to_, piece_.data(), static_cast<int64_t>(used_ * sizeof(int32_t)));
+    to_ += used_;
+    used_ = 0;
+  }
+
+ private:
+  Backend& backend_;
+  int32_t* to_;
+  std::array<int32_t, 16384> piece_;
+  size_t used_ = 0;
+};
+
+class SpreadExpertRows final : public ExpertRows {
+ public:
+  SpreadExpertRows(const LayerContext& context, LayerLayout& layout, int64_t layer, const RoutedFields& routed);
+
+  int64_t experts() const override { return spread_.own_experts(); }
+  int64_t first_expert() const override { return place().rank * experts(); }
+  int64_t rows() const override { return spread_.bound; }
+  int64_t expected_rows() const override { return std::min(rows(), copies() / spread_.shares); }
+
+  void route(const LayerCall& call) override;
+  Matrix offsets(const LayerCall& call) const override { return layout_.at(call, offsets_); }
+  Matrix weights(const LayerCall& call) const override { return layout_.at(call, weights_); }
+
+  Matrix send_inputs(const LayerCall& call, const Matrix& x, WorkspaceFrame& frame) override {
+    send(call, x, layout_.at(call, inputs_), frame);
+    return layout_.at(call, inputs_);
+  }
+  Matrix send_gradients(const LayerCall& call, const Matrix& x, WorkspaceFrame& frame) override {
+    find_parts(call);
+    send(call, x, layout_.at(call, gradients_), frame);
+    return layout_.at(call, gradients_);
+  }
+  Matrix inputs(const LayerCall& call, const Matrix&, WorkspaceFrame&) override { return layout_.at(call, inputs_); }
+  Matrix gradients(const LayerCall& call, const Matrix&, WorkspaceFrame&) override {
+    return layout_.at(call, gradients_);
+  }
+  bool gathers_again() const override { return false; }
+  Matrix take_back(const LayerCall& call, const Matrix& of_experts, WorkspaceFrame& frame) override;
+  Matrix take_back_numbers(const LayerCall& call, const Matrix& of_experts, WorkspaceFrame& frame) override {
+    const Matrix back = take_back(call, as_rows(of_experts), frame);
+    return {back.data, back.dtype, 1, back.rows};
+  }
+
+ private:
+  const ExpertRank& place() const { return context_.experts.place; }
+  int64_t copies() const { return context_.shape.rows() * context_.shape.model.moe.top_k; }
+  // RETURNS numbers as rows of one.
+  static Matrix as_rows(const Matrix& numbers) { return {numbers.data, numbers.dtype, numbers.cols, 1}; }
+  // Learns the parts that this rank exchanges with each other from the saved offsets of all.
+  void find_parts(const LayerCall& call);
+  void note_overflow(int64_t rows);
+  // Moves rows between their senders and the ranks of their experts.
+  enum class Way : uint8_t { to_experts, back };
+  void exchange(const Matrix& from, const Matrix& to, Way way);
+  // Writes the maps between received rows and rows of experts.
+  void upload_arrangement(const LayerCall& call);
+  // Writes zeros for places whose rows another rank has sent.
+  void clear_places_of_others(const Matrix& by_place) const;
+  // Moves rows in the order of places to the experts, and arranges them.
+  void bring(const LayerCall& call, const Matrix& by_place, const Matrix& to);
+  void send(const LayerCall& call, const Matrix& x, const Matrix& to, WorkspaceFrame& frame);
+  void gather(const LayerCall& call, const Matrix& x, LayerLayout::Field rows, const Matrix& y) const {
+    context_.backend.run(GatherRows{
+        .x = x, .rows = layout_.at(call, rows), .offsets = offsets(call), .y = y, .expected_rows = expected_rows()});
+  }
+
+  const LayerContext& context_;
+  const LayerLayout& layout_;
+  const int64_t layer_;
+  const RoutedFields routed_;
+  const ExpertSpread spread_;
+  RowArrangement arrangement_;
+  LayerLayout::Field starts_;  // offsets of all ranks
+  LayerLayout::Field offsets_, order_, places_, weights_, inputs_, gradients_;
+  // The parts of a pass, which one call finds and the next ones use, in rows and in elements.
+  std::vector<int32_t> host_starts_;
+  std::vector<PeerPart> sent_rows_, received_rows_, sent_, received_;
+};
+
+SpreadExpertRows::SpreadExpertRows(const LayerContext& context, LayerLayout& layout, int64_t layer,
+                                   const RoutedFields& routed)
+    : context_(context),
+      layout_(layout),
+      layer_(layer),
+      routed_(routed),
+      spread_{.ranks = place().size,
+              .experts = context.shape.model.moe.experts,
+              .shares = context.tensor.size(),
+              .first_share = ((context.tensor.rank() - place().rank) % context.tensor.size() + context.tensor.size()) %
+                             context.tensor.size(),
+              .bound = row_bound(context)},
+      arrangement_(spread_),
+      sent_rows_(static_cast<size_t>(place().size)),
+      received_rows_(sent_rows_),
+      sent_(sent_rows_),
+      received_(sent_rows_) {
+  const DType c = context.compute();
+  const int64_t hidden = context.shape.model.hidden_size;
+  const auto for_weight = [](const char* name, DType dtype, int64_t rows, int64_t cols) {
+    return SavedTensor{
+        .name = name, .dtype = dtype, .rows = rows, .cols = cols, .last_reader = LastReader::weight_gradient};
+  };
+  starts_ = layout.save({"experts.starts", DType::i32, spread_.ranks, spread_.experts + 1});
+  offsets_ = layout.save(for_weight("experts.offsets", DType::i32, 1, experts() + 1));
+  order_ = layout.save({"experts.order", DType::i32, 1, rows()});
+  places_ = layout.save({"experts.places", DType::i32, 1, rows()});
+  weights_ = layout.save({"experts.weights", DType::f32, 1, rows()});
+  inputs_ = layout.save(for_weight("experts.inputs", c, rows(), hidden));
+  gradients_ = layout.leave({"experts.gradients", c, rows(), hidden});
+  // A plan knows no numbers: it keeps these, of experts with equally many rows.
+  host_starts_.resize(static_cast<size_t>(spread_.ranks * (spread_.experts + 1)));
+  const int64_t of_rank = copies() / spread_.ranks;
+  for (int64_t rank = 0; rank < spread_.ranks; ++rank) {
+    for (int64_t expert = 0; expert <= spread_.experts; ++expert)
+      host_starts_[static_cast<size_t>(rank * (spread_.experts + 1) + expert)] =
+          static_cast<int32_t>(expert * of_rank / experts());
+  }
+}
+
+void SpreadExpertRows::note_overflow(int64_t rows) {
+  ExpertOverflow* const overflow = context_.experts.overflow;
+  if (overflow != nullptr && rows > spread_.bound && rows > overflow->rows)
+    *overflow = {.rows = rows, .room = spread_.bound, .layer = layer_};
+}
+
+void SpreadExpertRows::find_parts(const LayerCall& call) {
+  const Matrix starts = layout_.at(call, starts_);
+  context_.backend.download(host_starts_.data(), starts.data, starts.bytes());
+  for (int64_t to = 0; to < spread_.ranks; ++to) {
+    int64_t place = 0;
+    const int64_t rows = spread_.each_sender(host_starts_, to, [&](int64_t from, ExpertSpread::Range range) {
+      if (from == this->place().rank) sent_rows_[static_cast<size_t>(to)] = {range.first, range.count};
+      if (to == this->place().rank) received_rows_[static_cast<size_t>(from)] = {place, range.count};
+      place += range.count;
+    });
+    note_overflow(rows);
+  }
+}
+
+void SpreadExpertRows::upload_arrangement(const LayerCall& call) {
+  arrangement_.arrange(host_starts_, place().rank);
+  const std::vector<int32_t>& first_rows = arrangement_.offsets();
+  context_.backend.upload(offsets(call).data, first_rows.data(),
+                          static_cast<int64_t>(first_rows.size() * sizeof(int32_t)));
+  NumberUpload order(context_.backend, layout_.at(call, order_)), places(context_.backend, layout_.at(call, places_));
+  arrangement_.each_number([&](int32_t first, int32_t count) { order.add_run(first, count); });
+  arrangement_.each_row([&](int32_t first, int32_t count) { places.add_run(first, count); });
+  order.flush();
+  places.flush();
+}
+
+void SpreadExpertRows::clear_places_of_others(const Matrix& by_place) const {
+  if (spread_.shares == 1) return;
+  static constexpr std::array<std::byte, 16384> zeros{};
+  const int64_t row = by_place.cols * dtype_bytes(by_place.dtype);
+  const auto clear = [&](int64_t first, int64_t end) {
+    auto* const data = static_cast<std::byte*>(by_place.data);
+    for (int64_t at = first * row; at < end * row; at += std::ssize(zeros))
+      context_.backend.upload(data + at, zeros.data(), std::min<int64_t>(std::ssize(zeros), end * row - at));
+  };
+  for (int64_t to = 0; to < spread_.ranks; ++to) {
+    const ExpertSpread::Range all = spread_.places_for(host_starts_, place().rank, to);
+    const ExpertSpread::Range own = spread_.sent(host_starts_, place().rank, to);
+    clear(all.first, own.first);
+    clear(own.first + own.count, all.first + all.count);
+  }
+}
+
+void SpreadExpertRows::exchange(const Matrix& from, const Matrix& to, Way way) {
+  const auto in_elements = [&](const std::vector<PeerPart>& rows, std::vector<PeerPart>& parts) {
+    std::transform(rows.begin(), rows.end(), parts.begin(), [&](const PeerPart& part) {
+      return PeerPart{part.first * from.cols, part.count * from.cols};
+    });
+  };
+  in_elements(way == Way::to_experts ? sent_rows_ : received_rows_, sent_);
+  in_elements(way == Way::to_experts ? received_rows_ : sent_rows_, received_);
+  Lane& lane = *context_.experts.lane;
+  lane.wait(lane.all_to_all_v(context_.experts.group, from.data, sent_, to.data, received_, from.dtype));
+}
+
+void SpreadExpertRows::bring(const LayerCall& call, const Matrix& by_place, const Matrix& to) {
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix received = frame.take(to.dtype, rows(), to.cols);
+  exchange(by_place, received, Way::to_experts);
+  gather(call, received, order_, to);
+}
+
+void SpreadExpertRows::send(const LayerCall& call, const Matrix& x, const Matrix& to, WorkspaceFrame& frame) {
+  const Matrix by_place = frame.take(x.dtype, copies(), x.cols);
+  context_.backend.run(GatherRows{
+      .x = x, .rows = layout_.at(call, routed_.rows), .offsets = layout_.at(call, routed_.offsets), .y = by_place});
+  bring(call, by_place, to);
+}
+
+void SpreadExpertRows::route(const LayerCall& call) {
+  const Matrix starts = layout_.at(call, starts_);
+  Lane& lane = *context_.experts.lane;
+  lane.wait(lane.all_gather(context_.experts.group, layout_.at(call, routed_.offsets).data, starts.data, starts.cols,
+                            starts.dtype));
+  find_parts(call);
+  upload_arrangement(call);
+  bring(call, as_rows(layout_.at(call, routed_.weights)), as_rows(weights(call)));
+}
+
+Matrix SpreadExpertRows::take_back(const LayerCall& call, const Matrix& of_experts, WorkspaceFrame& frame) {
+  const Matrix back = frame.take(of_experts.dtype, copies(), of_experts.cols);
+  WorkspaceFrame inner(*call.workspace);
+  const Matrix as_received = inner.take(of_experts.dtype, rows(), of_experts.cols);
+  gather(call, of_experts, places_, as_received);
+  clear_places_of_others(back);
+  exchange(as_received, back, Way::back);
+  return back;
+}
+
+}  // namespace
+
+std::unique_ptr<ExpertRows> make_spread_expert_rows(const LayerContext& context, LayerLayout& layout, int64_t layer,
+                                                    const RoutedFields& routed) {
+  return std::make_unique<SpreadExpertRows>(context, layout, layer, routed);
+}
+
+}  // namespace gptrain::model
