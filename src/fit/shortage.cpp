@@ -306,7 +306,7 @@ class DeviceShortage {
   }
 
   std::string verdict(const Bytes& bytes) const {
-    std::string text = (bytes.is_about ? "~" : "") + bytes_text(bytes.on_device);
+    std::string text = fmt::format("{}{}", bytes.is_about ? "~" : "", bytes_text(bytes.on_device));
     if (bytes.on_device <= device_bytes_)
       text += host_holds(bytes) ? ", which fits" : ", which fits the device but not the host";
     const int64_t more_on_host = bytes.on_host - use_.total();
