@@ -256,7 +256,9 @@ TEST_CASE("ranks that share sequences take heads where these divide and the rank
   CHECK(method({R"(model.attention_pattern=["strided:64"])"}, true) == ContextMethod::heads);
   CHECK(method({"parallel.context=16"}, false) == ContextMethod::ring);
   CHECK(method({"memory.saved_inputs=8"}, false) == ContextMethod::ring);
-  const ParallelConfig eight{.tensor = 2, .context = 4};
+  ParallelConfig eight;
+  eight.tensor = 2;
+  eight.context = 4;
   CHECK(!leaves_node(eight, 0));
   CHECK(!leaves_node(eight, 16));
   CHECK(leaves_node(eight, 4));

@@ -22,6 +22,7 @@ inline UnitUses uses_of(UnitKind kind) {
               OperandUse{{batch, input, saved_for_input, saved_for_weight, d_output}, {gradients, d_input}},
               OperandUse{{saved_for_weight, gradients, d_output}, {}}};
     case UnitKind::head:
+    case UnitKind::experts:  // has no passes of its own
       break;
   }
   return {OperandUse{{input}, {saved_for_input}},
