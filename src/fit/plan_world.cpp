@@ -1,14 +1,11 @@
 #include "fit/plan_world.h"
 
 #include <algorithm>
-#include <deque>
-#include <future>
 #include <map>
 #include <memory>
 #include <tuple>
 #include <utility>
 
-#include "base/control_group.h"
 #include "fit/choose_step.h"
 #include "fit/micro_batches.h"
 #include "schedule/pipeline/pipeline.h"
@@ -75,22 +72,13 @@ PlannedKinds plan_kinds(const PlanCase& run, const Mesh& mesh, int64_t stage) {
   return planned;
 }
 
-// Calls body(stage, plans) for each stage, beginning with `first`, until it returns false. After the first stage, plans
-// stages on all cores, but only few at once, as each takes some megabytes.
+// Calls body(stage, plans) for each stage, beginning with `first`, until it returns false.
 template <typename Body>
 void for_each_stage(const PlanCase& run, const Mesh& mesh, int64_t first, const Body& body) {
-  constexpr int64_t most_at_once = 8;
   const int64_t num_stages = mesh.size(MeshAxis::pipeline);
-  const int64_t at_once = std::min<int64_t>(usable_cores(), most_at_once);
-  const auto stage_at = [&](int64_t place) { return (first + place) % num_stages; };
-  std::deque<std::future<PlannedKinds>> begun;
-  for (int64_t place = 0, next = 0; place < num_stages; ++place) {
-    for (; next < num_stages && next < (place == 0 ? 1 : place + at_once); ++next)
-      begun.push_back(std::async(at_once > 1 && place > 0 ? std::launch::async : std::launch::deferred,
-                                 [&run, &mesh, stage = stage_at(next)] { return plan_kinds(run, mesh, stage); }));
-    PlannedKinds planned = begun.front().get();
-    begun.pop_front();
-    if (!body(stage_at(place), std::move(planned))) return;
+  for (int64_t place = 0; place < num_stages; ++place) {
+    const int64_t stage = (first + place) % num_stages;
+    if (!body(stage, plan_kinds(run, mesh, stage))) return;
   }
 }
 
