@@ -147,6 +147,46 @@ void backward_case(Trial& trial, const Cut& cut, DType dtype) {
   compare("dv", dv_sum, in.reference.dv);
 }
 
+// Benches the later half of a sequence's queries over the earlier half of its keys, and the sum with another part.
+void add_benches(Suite& suite, const AttentionShape& shape, DType dtype) {
+  const std::string text = describe(shape, fmt::format("{} halves", dtype_name(dtype)));
+  const int64_t half = shape.tokens / 2;
+  const auto part = [=]<typename Op>(Trial& trial) {
+    Op op{attention_op<decltype(Op::of)>(shape, mask_of(trial, shape), {}),
+          {.first_query = half, .first_key = 0, .keys = half}};
+    op.of.sequence_length = half;
+    op.of.q = trial.input(dtype, half, shape.q_cols()).matrix();
+    op.of.k = trial.input(dtype, half, shape.kv_cols()).matrix();
+    op.of.v = trial.input(dtype, half, shape.kv_cols()).matrix();
+    return op;
+  };
+  suite.add_bench<AttentionPartForward>(text, [=](Trial& trial) {
+    require_cpu(trial);
+    auto op = part.template operator()<AttentionPartForward>(trial);
+    op.of.o = trial.output(DType::f32, half, shape.q_cols()).matrix();
+    op.of.lse = trial.output(DType::f32, shape.heads, half).matrix();
+    trial.time(op);
+  });
+  suite.add_bench<AttentionPartBackward>(text, [=](Trial& trial) {
+    require_cpu(trial);
+    auto op = part.template operator()<AttentionPartBackward>(trial);
+    op.of.o = trial.input(dtype, half, shape.q_cols()).matrix();
+    op.of.lse = trial.input(DType::f32, shape.heads, half).matrix();
+    op.of.d_o = trial.input(dtype, half, shape.q_cols()).matrix();
+    op.of.dq = trial.output(DType::f32, half, shape.q_cols()).matrix();
+    op.of.dk = trial.output(DType::f32, half, shape.kv_cols()).matrix();
+    op.of.dv = trial.output(DType::f32, half, shape.kv_cols()).matrix();
+    trial.time(op);
+  });
+  suite.add_bench<MergeAttention>(text, [=](Trial& trial) {
+    require_cpu(trial);
+    trial.time(MergeAttention{.part_o = trial.input(DType::f32, half, shape.q_cols()).matrix(),
+                              .part_lse = trial.input(DType::f32, shape.heads, half).matrix(),
+                              .o = trial.in_out(DType::f32, half, shape.q_cols()).matrix(),
+                              .lse = trial.in_out(DType::f32, shape.heads, half).matrix()});
+  });
+}
+
 void add_cases(Suite& suite) {
   const std::vector<Cut> cuts = {
       {{.batch = 1, .tokens = 150, .heads = 4, .kv_heads = 2, .head_size = 20, .dropout = 0.3, .gap = 3},
@@ -176,6 +216,8 @@ void add_cases(Suite& suite) {
       suite.add<AttentionPartBackward>(text, [=](Trial& trial) { backward_case(trial, cut, dtype); });
     }
   }
+  for (const DType dtype : {DType::f32, DType::bf16})
+    add_benches(suite, {.batch = 1, .tokens = 2048, .heads = 12, .kv_heads = 12, .head_size = 64}, dtype);
   suite.add<MergeAttention>("parts that see nothing", [](Trial& trial) {
     require_cpu(trial);
     constexpr double infinity = std::numeric_limits<double>::infinity();
