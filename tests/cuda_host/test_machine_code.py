@@ -17,13 +17,13 @@ ARCHITECTURE = 90
 MOST_ADDITIONS = 32
 POWERS = r"advance_moments|update(_rounding)?<(Averaged<)?AdafactorVectors"
 
-# Kernels that may access local memory, and how often. Attention in f32: 50 accesses a tile (136 by patterns of several
+# Kernels that may access local memory, and how often. Attention in f32: 50 accesses a tile (138 by patterns of several
 # runs of keys) beside 1,024 fused multiply-adds of each product are 2%; with registers for all, one block would fit a
 # multiprocessor where two do. By such patterns in 16 bits, the tiles and runs of a block wait there for the loop over
-# keys: a tile of keys reads 12 numbers back beside 5,000 instructions.
+# keys: a tile of keys reads 12 to 16 numbers back beside 5,000 instructions.
 LOCAL = {r"(forward|backward_\w+)<FmaEngine<\w+>, \d, false>": 50,
-         r"(forward|backward_\w+)<FmaEngine<\w+>, \d, true>": 136,
-         r"backward_\w+<MmaEngine<\w+>, \d, true>": 22,
+         r"(forward|backward_\w+)<FmaEngine<\w+>, \d, true>": 138,
+         r"backward_\w+<MmaEngine<\w+>, \d, true>": 30,
          r"forward<MmaEngine<\w+>, \d, true>": 38}
 
 # Kernels in which a trip of a loop adds in f64 to the sum of the trip before: the most additions of a thread, reckoned

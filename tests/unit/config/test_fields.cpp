@@ -76,6 +76,7 @@ const std::map<std::string, Sample> samples = {
     {"batch.accumulation", {"4", {"batch.micro=4"}}},
     {"parallel.tensor", {"3", {}}},
     {"parallel.context", {"2", {}}},
+    {"parallel.context_method", {R"("ring")", {"parallel.context=2"}}},
     {"parallel.expert", {"2", {"model.bias=false", R"(model.moe={"experts":4,"top_k":2})"}}},
     {"parallel.expert_room",
      {"1.5", {"parallel.expert=2", "model.bias=false", R"(model.moe={"experts":4,"top_k":2})"}}},
