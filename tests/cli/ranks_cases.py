@@ -75,10 +75,10 @@ class Threads(CliCase):
         for ranks, settings in [(2, ["batch.micro=3"]), (3, ["batch.micro=2", "parallel.zero=2"]),
                                 (4, ["batch.micro=1", "parallel.tensor=4", "parallel.sequence=true"]),
                                 (8, ["batch.micro=3", "parallel.context=4", "parallel.zero=1"]),
-                                (4, ["batch.micro=3", "parallel.context=2", "parallel.context_method=ring"]),
+                                (2, ["batch.micro=6", "parallel.context=2", "parallel.context_method=ring"]),
                                 (6, ["batch.micro=2", "parallel.tensor=2", "parallel.zero=3"])]:
             with self.subTest(ranks=ranks, settings=settings):
-                out = f"out-{ranks}"
+                out = "-".join(["out", str(ranks), *settings[:2]])
                 self.train(config, "--ranks", ranks, *overrides(f"run.out={out}", *settings))
                 for key, expected in [("loss", losses), ("validation_loss", validations)]:
                     found = self.records(out, key)
