@@ -380,7 +380,9 @@ class Folders(CliCase):
         self.train(config, "--resume", "latest", *overrides("run.out=out.saved", f"run.steps={step + 2}"))
 
     def test_checkpoint_removed(self):
-        process = self.start("train", self.write_run(), *ENDLESS, *overrides("checkpoint.every_steps=300"))
+        # Few lines, as nobody reads them while the warning is awaited.
+        process = self.start("train", self.write_run(), *ENDLESS,
+                             *overrides("checkpoint.every_steps=300", "log.every_steps=1000000"))
         self.wait_until(lambda: process.stdout.readline().startswith("checkpoint of step 300 saved"), process)
         shutil.rmtree(self.checkpoint(300))
         self.assertEqual(next(line for line in process.stderr if line.startswith("warning: ")),
