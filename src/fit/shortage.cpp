@@ -283,7 +283,7 @@ class DeviceShortage {
   // Returns the bytes of the rank that takes the most with this config, which may be on another stage than before.
   // Plans a step of very many passes with fewer, unless that leaves open whether it fits.
   Bytes bytes_with(const RunConfig& changed) const {
-    constexpr int64_t most_passes = 20'000;
+    constexpr int64_t most_passes = 5'000;
     constexpr double open_share = 0.03;
     const ParallelConfig& parallel = changed.parallel;
     if (parallel.pipeline * parallel.virtual_stages * changed.batch.accumulation <= most_passes)

@@ -382,7 +382,7 @@ TEST_CASE("of ranks the first that lacks the most is said to, a first data rank 
 }
 
 TEST_CASE("bytes of a step of very many passes are nearly those of a plan, and a plan's if it is open what fits") {
-  const RunConfig config = preset_config("gpt2-1.5b", {"parallel.pipeline=12", "batch.global=1200", "batch.micro=1",
+  const RunConfig config = preset_config("gpt2-1.5b", {"parallel.pipeline=12", "batch.global=240", "batch.micro=1",
                                                        "parallel.pipeline_schedule=interleaved"});
   RunConfig again = config;
   again.memory.recompute = RecomputeKind::block;
