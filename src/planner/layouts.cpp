@@ -30,16 +30,23 @@ std::vector<int64_t> divisors(int64_t n, int64_t most) {
 // Sequences of so many tokens are worth sharing: shorter ones only if the config does so itself.
 constexpr int64_t least_shared_tokens = 8192;
 
-// Returns the methods by which so many ranks may share sequences; one rank: the method without a choice.
-std::vector<ContextMethod> context_methods(const StepConfig& config, int64_t tensor, int64_t context) {
+// Returns the methods by which so many ranks may share sequences: the one that "auto" takes, and the config's own; both
+// if the config names one. One rank: the method without a choice.
+std::vector<ContextMethod> context_methods(const StepConfig& config, int64_t tensor, int64_t context,
+                                           int64_t ranks_per_node) {
   if (context == 1) return {ContextMethod::automatic};
-  if (config.model.sequence_length < least_shared_tokens && config.parallel.context == 1) return {};
+  const ParallelConfig& own = config.parallel;
+  if (config.model.sequence_length < least_shared_tokens && own.context == 1) return {};
   StepConfig shared = config;
   shared.parallel.tensor = tensor;
   shared.parallel.context = context;
+  const bool heads = suits_heads(shared), ring = suits_ring(shared);
+  const bool prefers_ring = !heads || (own.context == context && own.context_method == ContextMethod::ring) ||
+                            leaves_node(shared.parallel, ranks_per_node);
+  const bool names_method = own.context > 1 && !own.chooses_context_method;
   std::vector<ContextMethod> methods;
-  if (suits_heads(shared)) methods.push_back(ContextMethod::heads);
-  if (suits_ring(shared)) methods.push_back(ContextMethod::ring);
+  if (heads && (names_method || !(prefers_ring && ring))) methods.push_back(ContextMethod::heads);
+  if (ring && (names_method || prefers_ring)) methods.push_back(ContextMethod::ring);
   return methods;
 }
 
@@ -224,7 +231,7 @@ std::vector<LayoutGroup> layout_groups(const StepConfig& config, int64_t world_s
   for (const int64_t tensor : divisors(world_size, 2 * ranks_per_node)) {
     if (!suits_tensor(config.model, tensor)) continue;
     for (const int64_t context : divisors(world_size / tensor, 2 * ranks_per_node / tensor)) {
-      const std::vector<ContextMethod> methods = context_methods(config, tensor, context);
+      const std::vector<ContextMethod> methods = context_methods(config, tensor, context, ranks_per_node);
       if (methods.empty()) continue;
       for (const int64_t stages : divisors(world_size / tensor / context, config.model.num_layers)) {
         const int64_t data = world_size / tensor / context / stages;
