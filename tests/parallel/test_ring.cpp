@@ -61,7 +61,8 @@ TEST_CASE("first moments of ranks that pass keys and values on, with documents a
   compare_with_one_rank(Family::llama, {"data.mask_documents=true", "model.num_kv_heads=1"}, {layouts[1], layouts[3]});
 }
 
-TEST_CASE("ranks that pass keys and values on give the same bits with every schedule, recomputation and ZeRO stage") {
+TEST_CASE("ranks that pass keys and values on give the same bits with every schedule, recomputation and ZeRO stage",
+          "[long]") {
   const auto run = [](int64_t world_size, const Overrides& layout) {
     Overrides overrides = {"parallel.context=2", "batch.micro=1", "precision.compute=bf16"};
     overrides.insert(overrides.end(), layout.begin(), layout.end());

@@ -74,7 +74,7 @@ TEST_CASE("spread experts route the tokens of one rank and compute its gradients
   }
 }
 
-TEST_CASE("recomputation, stages and ZeRO leave the bits of spread experts as they are") {
+TEST_CASE("recomputation, stages and ZeRO leave the bits of spread experts as they are", "[long]") {
   for (const char* compute : {"precision.compute=fp32", "precision.compute=bf16"}) {
     const Overrides more = {compute, "batch.micro=2", "parallel.expert=2"};
     const auto outcome_on = [&](int64_t ranks, const Overrides& overrides) {
@@ -189,7 +189,7 @@ TEST_CASE("a plan of spread experts has the model's FLOPs, and the traffic of eq
   }
 }
 
-TEST_CASE("faults of spread experts are found") {
+TEST_CASE("faults of spread experts are found", "[long]") {
   const ExpertLayout layout{4, {"parallel.expert=2", "parallel.zero=1", "batch.micro=1"}};
   const RunConfig config = config_on(softmax_moe, layout), one_rank = config_of_one(softmax_moe);
   const GlobalState start = train_experts(one_rank, 1, 10).outcome.state;
