@@ -54,32 +54,19 @@ std::vector<TensorRanks> kinds_of_tensor_ranks(const ModelConfig& model, int64_t
   return kinds;
 }
 
-// The plans of a stage's ranks, one for each kind.
-struct PlannedKinds {
-  StepChoices choices;
-  std::vector<std::pair<TensorRanks, StepPlan>> kinds;
-};
-
-// Plans the first rank of each kind of a stage.
-PlannedKinds plan_kinds(const PlanCase& run, const Mesh& mesh, int64_t stage) {
-  PlannedKinds planned{.choices = choose_step(run, static_cast<int32_t>(stage)), .kinds = {}};
+// Plans the first rank of each kind of a stage and calls body(tensor ranks of the kind, rank, plan). Stops and returns
+// false if `body` returns false.
+template <typename Body>
+bool for_each_rank_kind(const PlanCase& run, const Mesh& mesh, int64_t stage, const StepChoices& choices,
+                        const Body& body) {
   std::shared_ptr<const Program> program;  // the first rank's; ranks with an equal program share it
   for (const TensorRanks& kind : kinds_of_tensor_ranks(run.config.model, mesh.size(MeshAxis::tensor))) {
-    StepPlan plan = plan_step(run, planned.choices, mesh.first_rank_of_stage(stage, kind.front()), program);
+    const int64_t rank = mesh.first_rank_of_stage(stage, kind.front());
+    StepPlan plan = plan_step(run, choices, rank, program);
     if (!program) program = plan.design->training;
-    planned.kinds.emplace_back(kind, std::move(plan));
+    if (!body(kind, rank, std::move(plan))) return false;
   }
-  return planned;
-}
-
-// Calls body(stage, plans) for each stage, beginning with `first`, until it returns false.
-template <typename Body>
-void for_each_stage(const PlanCase& run, const Mesh& mesh, int64_t first, const Body& body) {
-  const int64_t num_stages = mesh.size(MeshAxis::pipeline);
-  for (int64_t place = 0; place < num_stages; ++place) {
-    const int64_t stage = (first + place) % num_stages;
-    if (!body(stage, plan_kinds(run, mesh, stage))) return;
-  }
+  return true;
 }
 
 void add_ops(OpTable& sum, const OpTable& of_rank, int64_t num_ranks) {
@@ -100,38 +87,38 @@ WorldPlan plan_world(const PlanCase& run, const std::function<void(int64_t, Step
   WorldPlan world;
   world.written_bytes.resize(static_cast<size_t>(num_stages * tensor_size));
   world.on_host.resize(static_cast<size_t>(num_stages * tensor_size));
-  for_each_stage(run, mesh, 0, [&](int64_t stage, PlannedKinds planned) {
-    world.choices.push_back(std::move(planned.choices));
-    for (auto& [kind, plan] : planned.kinds) {
-      const int64_t rank = mesh.first_rank_of_stage(stage, kind.front());
-      const StepMemory& memory = plan.memory();
-      const int64_t bytes = memory.arenas.total();
-      for (const int64_t tensor_rank : kind) {
-        const auto position = static_cast<size_t>(stage * tensor_size + tensor_rank);
-        world.written_bytes[position] = plan.written_bytes;
-        world.on_host[position] = memory.arenas.host_memory();
-      }
-      if (kind.front() == 0) world.stages.push_back(describe_stage(*plan.design, rank));
-      StagePlan& of_stage = world.stages.back();
-      if (kind.front() == 0 || bytes > of_stage.memory.arenas.total()) {
-        of_stage.rank = rank;
-        of_stage.memory = memory;
-      }
-      const int64_t more = bytes - world.largest.arenas.total();
-      if (rank == 0 || more > 0 || (more == 0 && rank < world.largest_rank)) {
-        world.largest_rank = rank;
-        world.largest = memory;
-      }
-      add_ops(world.ops, plan.ops, std::ssize(kind) * ranks_alike);
-      if (rank == 0) {
-        world.spec = plan.design->spec;
-        world.traffic = plan.traffic;
-        world.warnings = plan.warnings;
-      }
-      if (of_rank) of_rank(rank, std::move(plan));
-    }
-    return true;
-  });
+  for (int64_t stage = 0; stage < num_stages; ++stage) {
+    world.choices.push_back(choose_step(run, static_cast<int32_t>(stage)));
+    for_each_rank_kind(run, mesh, stage, world.choices.back(),
+                       [&](const TensorRanks& kind, int64_t rank, StepPlan plan) {
+                         const StepMemory& memory = plan.memory();
+                         const int64_t bytes = memory.arenas.total();
+                         for (const int64_t tensor_rank : kind) {
+                           const auto position = static_cast<size_t>(stage * tensor_size + tensor_rank);
+                           world.written_bytes[position] = plan.written_bytes;
+                           world.on_host[position] = memory.arenas.host_memory();
+                         }
+                         if (kind.front() == 0) world.stages.push_back(describe_stage(*plan.design, rank));
+                         StagePlan& of_stage = world.stages.back();
+                         if (kind.front() == 0 || bytes > of_stage.memory.arenas.total()) {
+                           of_stage.rank = rank;
+                           of_stage.memory = memory;
+                         }
+                         const int64_t more = bytes - world.largest.arenas.total();
+                         if (rank == 0 || more > 0 || (more == 0 && rank < world.largest_rank)) {
+                           world.largest_rank = rank;
+                           world.largest = memory;
+                         }
+                         add_ops(world.ops, plan.ops, std::ssize(kind) * ranks_alike);
+                         if (rank == 0) {
+                           world.spec = plan.design->spec;
+                           world.traffic = plan.traffic;
+                           world.warnings = plan.warnings;
+                         }
+                         if (of_rank) of_rank(rank, std::move(plan));
+                         return true;
+                       });
+  }
   return world;
 }
 
@@ -167,15 +154,18 @@ RankBytes largest_rank_bytes(const PlanCase& run, int64_t first_stage, int64_t e
   const int64_t num_stages = mesh.size(MeshAxis::pipeline);
   RankBytes most;
   most.on_host.resize(static_cast<size_t>(num_stages * tensor_size));
-  for_each_stage(enough_batches, mesh, first_stage, [&](int64_t stage, const PlannedKinds& planned) {
-    for (const auto& [kind, plan] : planned.kinds) {
-      for (const int64_t tensor_rank : kind)
-        most.on_host[static_cast<size_t>(stage * tensor_size + tensor_rank)] = plan.memory().arenas.host_memory();
-      most.on_device = std::max(most.on_device, plan.memory().arenas.total());
-      if (most.on_device > enough) return false;
-    }
-    return true;
-  });
+  for (int64_t i = 0; i < num_stages; ++i) {
+    const int64_t stage = (first_stage + i) % num_stages;
+    const StepChoices choices = choose_step(enough_batches, static_cast<int32_t>(stage));
+    const bool is_enough = !for_each_rank_kind(
+        enough_batches, mesh, stage, choices, [&](const TensorRanks& kind, int64_t, const StepPlan& plan) {
+          for (const int64_t tensor_rank : kind)
+            most.on_host[static_cast<size_t>(stage * tensor_size + tensor_rank)] = plan.memory().arenas.host_memory();
+          most.on_device = std::max(most.on_device, plan.memory().arenas.total());
+          return most.on_device <= enough;
+        });
+    if (is_enough) break;
+  }
   return most;
 }
 
