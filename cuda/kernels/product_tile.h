@@ -24,8 +24,8 @@ __device__ inline int own_column() { return static_cast<int>(threadIdx.x) % thre
 
 // to[k][i] = element (first + i, first_depth + k) of the operand, zero outside it. Neighbouring threads read
 // neighbouring elements.
-template <typename Factor>
-__device__ void load_slice(float (&to)[slice][side + 1], const Factor& from, int64_t first, int64_t first_depth,
+template <typename Operand>
+__device__ void load_slice(float (&to)[slice][side + 1], const Operand& from, int64_t first, int64_t first_depth,
                            int64_t depth) {
   for (int place = static_cast<int>(threadIdx.x); place < side * slice; place += threads) {
     const int i = from.is_contiguous() ? place % side : place / slice;

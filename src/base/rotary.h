@@ -20,13 +20,13 @@ struct RotaryAngles {
 
   constexpr double scaled(double frequency) const {
     if (scaling == RopeScaling::none) return frequency;
-    double kept = 0;
+    double unscaled = 0;
     if (scaling == RopeScaling::llama3) {
       const double turns = original_length * frequency / (2 * std::numbers::pi);
-      kept = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
-      kept = kept < 0 ? 0 : kept > 1 ? 1 : kept;
+      unscaled = (turns - low_freq_factor) / (high_freq_factor - low_freq_factor);
+      unscaled = unscaled < 0 ? 0 : unscaled > 1 ? 1 : unscaled;
     }
-    return (1 - kept) * frequency / factor + kept * frequency;
+    return (1 - unscaled) * frequency / factor + unscaled * frequency;
   }
 
   bool operator==(const RotaryAngles&) const = default;

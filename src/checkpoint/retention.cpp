@@ -88,13 +88,13 @@ std::string apply_retention(const fs::path& out, int64_t keep_last, int64_t keep
   std::string warnings = remove_unfinished_checkpoints(out);
   try {
     const std::vector<CheckpointInfo> checkpoints = list_checkpoints(out);
-    int64_t kept = 0, newest_step = -1;
+    int64_t num_kept = 0, newest_step = -1;
     for (auto newest = checkpoints.rbegin(); newest != checkpoints.rend(); ++newest) {
       const CheckpointInfo& old = *newest;
-      const bool is_candidate = kept >= keep_last;
+      const bool is_candidate = num_kept >= keep_last;
       if (is_candidate && keep_every > 0 && old.step % keep_every == 0) continue;
       if (!is_sound_checkpoint(old.path)) continue;
-      ++kept;
+      ++num_kept;
       newest_step = std::max(newest_step, old.step);
       if (!is_candidate) continue;
       add_warning(warnings, remove_checkpoint(old.path));

@@ -175,13 +175,13 @@ void prune(const std::string& run, int64_t keep_last, int64_t keep_every) {
   const FolderLock lock(run);
   std::string warning = apply_retention(run, keep_last, keep_every);
   if (const std::string more = remove_abandoned(run); warning.empty()) warning = more;
-  const std::vector<CheckpointInfo> kept = list_checkpoints(run);
-  print_out("{}: {} removed, {} kept\n", run, format_counted(static_cast<int64_t>(before - kept.size()), "checkpoint"),
-            kept.size());
+  const std::vector<CheckpointInfo> left = list_checkpoints(run);
+  print_out("{}: {} removed, {} kept\n", run, format_counted(static_cast<int64_t>(before - left.size()), "checkpoint"),
+            left.size());
   if (const size_t removed = abandoned - list_abandoned(run).size(); removed > 0)
     print_out("{}: {} removed that a resume had set aside\n", run,
               format_counted(static_cast<int64_t>(removed), "checkpoint"));
-  for (const CheckpointInfo& info : kept) {
+  for (const CheckpointInfo& info : left) {
     if (is_sound_checkpoint(info.path)) continue;
     if (is_readable(info.path)) {
       print_err("warning: {} is damaged: it is neither counted nor removed; remove it yourself\n", info.path.string());

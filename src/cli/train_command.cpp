@@ -262,10 +262,10 @@ void dry_run(const TrainArguments& arguments) {
   if (config.parallel.pipeline == 1 && !arguments.timeline.empty())
     throw Error(ExitCode::usage,
                 "--timeline draws the stages of a pipeline, but parallel.pipeline is 1 (set it to 2 or more)");
-  const LoggedRanks kept = trace                                          ? LoggedRanks::all
-                           : machine.rates || !arguments.timeline.empty() ? LoggedRanks::of_stages
-                                                                          : LoggedRanks::none;
-  PlannedRun run = plan_run(config, machine, world_size, kept);
+  const LoggedRanks logged = trace                                          ? LoggedRanks::all
+                             : machine.rates || !arguments.timeline.empty() ? LoggedRanks::of_stages
+                                                                            : LoggedRanks::none;
+  PlannedRun run = plan_run(config, machine, world_size, logged);
   if (!arguments.timeline.empty()) write_timeline(arguments, config, run.step.pipeline, machine.rates.has_value());
   if (trace) add_to_trace(*trace, config, machine, run);
   run.logs.clear();

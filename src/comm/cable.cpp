@@ -188,12 +188,12 @@ int64_t Cable::take_input(int wanted, std::span<const iovec> parts) {
       return bytes;
     }
     std::vector<std::byte> ignored;
-    std::vector<std::byte>& kept = stream.is_ended_here ? ignored : stream.early;
-    const size_t before = kept.size();
-    kept.resize(before + static_cast<size_t>(left_));
-    iovec tail{kept.data() + before, static_cast<size_t>(left_)};
+    std::vector<std::byte>& buffer = stream.is_ended_here ? ignored : stream.early;
+    const size_t before = buffer.size();
+    buffer.resize(before + static_cast<size_t>(left_));
+    iovec tail{buffer.data() + before, static_cast<size_t>(left_)};
     const int64_t bytes = read({&tail, 1});
-    kept.resize(before + static_cast<size_t>(bytes));
+    buffer.resize(before + static_cast<size_t>(bytes));
     if (bytes == 0) return 0;
     left_ -= bytes;
     if (!is_wanted && stream.wake) stream.wake();

@@ -11,9 +11,9 @@
 namespace gptrain::inline config {
 namespace {
 
-class Settler : Rules {
+class AllRules : Rules {
  public:
-  explicit Settler(const RuleContext& context) : Rules(context), context_(context) {}
+  explicit AllRules(const RuleContext& context) : Rules(context), context_(context) {}
 
   void run() {
     check_presence();
@@ -165,9 +165,9 @@ int64_t most_ranks_without_fault(const RunConfig& config, const std::set<std::st
   if (!faults.empty() || world_size < of_model) return world_size;
   for (int64_t data = std::min(world_size / of_model, config.batch.global); data > 1; --data) {
     if (config.batch.global % data != 0) continue;
-    RunConfig settled = config;
+    RunConfig derived = config;
     Faults found;
-    Settler({settled, given, data * of_model, found}).run();
+    AllRules({derived, given, data * of_model, found}).run();
     if (found.empty()) return data * of_model;
   }
   return of_model;
@@ -177,7 +177,7 @@ int64_t most_ranks_without_fault(const RunConfig& config, const std::set<std::st
 
 void settle(RunConfig& config, const std::set<std::string>& given, int64_t world_size, Faults& faults) {
   if (config.parallel.elastic) world_size = most_ranks_without_fault(config, given, world_size, faults);
-  Settler({config, given, world_size, faults}).run();
+  AllRules({config, given, world_size, faults}).run();
 }
 
 }  // namespace gptrain::config

@@ -26,7 +26,7 @@ int64_t whole_sequence_bytes(const MicroBatchShape& shape) {
 struct Prefetcher::Impl {
   Impl(const Dataset& dataset_, const MicroBatchShape& shape_, int64_t first_sample_, int64_t stride_,
        std::byte* memory, PrefetchRing ring)
-      : dataset(dataset_), shape(shape_), first_sample(first_sample_), stride(stride_), kept(ring.kept) {
+      : dataset(dataset_), shape(shape_), first_sample(first_sample_), stride(stride_), num_valid(ring.num_valid) {
     for (int i = 0; i < ring.depth; ++i) slots.push_back(MicroBatch::at(memory + i * shape.bytes(), shape));
     if (shape.context.size > 1) {
       std::byte* const whole = memory + ring.depth * shape.bytes();
@@ -103,7 +103,7 @@ struct Prefetcher::Impl {
 
   const MicroBatch& next() {
     std::unique_lock lock(mutex);
-    num_released = std::max<int64_t>(num_taken + 1 - kept, 0);
+    num_released = std::max<int64_t>(num_taken + 1 - num_valid, 0);
     changed.notify_all();
     if (num_filled <= num_taken && !failure) {
       const auto start = std::chrono::steady_clock::now();
@@ -133,7 +133,7 @@ struct Prefetcher::Impl {
   const MicroBatchShape shape;
   const int64_t first_sample;
   const int64_t stride;
-  const int64_t kept;
+  const int64_t num_valid;
   std::vector<MicroBatch> slots;
   int32_t *whole_tokens = nullptr, *whole_targets = nullptr;  // null: the rank has whole sequences
   double waited_seconds = 0;
@@ -164,7 +164,7 @@ const MicroBatch& Prefetcher::next() { return impl_->next(); }
 
 const std::string& Prefetcher::fault() const { return impl_->fault; }
 
-int64_t Prefetcher::kept() const { return impl_->kept; }
+int64_t Prefetcher::num_valid() const { return impl_->num_valid; }
 
 double Prefetcher::waited_seconds() const { return impl_->waited_seconds; }
 

@@ -13,8 +13,9 @@ namespace gptrain::inline data {
 
 // Sizes of the ring of micro-batches that are read ahead.
 struct PrefetchRing {
-  int kept;   // last returned micro-batches that must stay valid (in use, or being copied to a device); < depth, or 1
-  int depth;  // micro-batches in the ring
+  int num_valid;  // last returned micro-batches that must stay valid (in use, or being copied to a device); < depth, or
+                  // 1
+  int depth;      // micro-batches in the ring
 };
 
 // Reads micro-batches ahead on one background thread (nice 19) into a ring in the caller's memory. Micro-batch k holds
@@ -29,14 +30,15 @@ class Prefetcher : public MicroBatchSource {
              std::byte* memory, PrefetchRing ring);
   ~Prefetcher() override;
 
-  // Returns the next micro-batch; the one returned `kept` calls before is reused. If it cannot be read, returns tokens
-  // 0 without targets, so that other ranks' collectives still complete. Adds the waiting time to waited_seconds().
+  // Returns the next micro-batch; the one returned `num_valid` calls before is reused. If it cannot be read, returns
+  // tokens 0 without targets, so that other ranks' collectives still complete. Adds the waiting time to
+  // waited_seconds().
   const MicroBatch& next() override;
   // Returns the reason why a micro-batch could not be read; empty if all could. A step or evaluation with a fault must
   // not count.
   const std::string& fault() const;
   bool is_void() const override { return !fault().empty(); }
-  int64_t kept() const override;
+  int64_t num_valid() const override;
   double waited_seconds() const;
 
  private:

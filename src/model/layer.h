@@ -119,7 +119,7 @@ struct LayerContext {
     return parameter.in(call.parameters.weights, compute());
   }
   int64_t stream_bytes() const { return align_up(stream(nullptr).bytes()); }
-  // RETURNS the amax after the matrix of a carrier, a buffer for the gradient of the residual stream.
+  // RETURNS the amax after the matrix in a buffer that holds the gradient of the residual stream.
   Matrix stream_gradient_amax(std::byte* stream_gradient) const {
     return {stream_gradient + stream_bytes(), DType::f32, 1, amax_parts};
   }

@@ -31,12 +31,13 @@ struct LayerCall {
   StepStatistics statistics = {};
   std::byte* input = nullptr;   // [N, h] R: residual stream before the layer
   std::byte* output = nullptr;  // [N, h] R: residual stream after the layer
-  std::byte* kept = nullptr;    // this and the next three: records (see RecordKind)
+  std::byte* kept = nullptr;    // the layer's records, as the next three (see RecordKind)
   std::byte* saved_for_input = nullptr;
   std::byte* saved_for_weight = nullptr;
   std::byte* gradients = nullptr;
-  std::byte* d_output = nullptr;     // carrier, [N, h] R; after it, at a multiple of 256 bytes, its amax (if wanted)
-  std::byte* d_input = nullptr;      // carrier of the layer before, with its amax if that layer wants it
+  // Gradients of `output` and `input`, [N, h] R; each followed, at a multiple of 256 bytes, by its amax if wanted.
+  std::byte* d_output = nullptr;
+  std::byte* d_input = nullptr;
   bool table_begun = false;          // the loss has already written its part of the token table's gradient
   bool accumulate = false;           // adds to gradients; false in a step's first micro-batch: overwrites them
   std::byte* fp8_weights = nullptr;  // record of FP8 copies of linears' weights

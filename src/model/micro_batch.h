@@ -58,7 +58,7 @@ class MicroBatchSource {
   virtual const MicroBatch& next() = 0;
   // RETURNS how many of the micro-batches that `next` returned last remain unchanged until its next call, so that
   // queued copies may still read them.
-  virtual int64_t kept() const { return 1; }
+  virtual int64_t num_valid() const { return 1; }
   // RETURNS true once a micro-batch could not be read. From then on `next` returns micro-batches without targets, so
   // that collectives with other ranks still complete; a step that used one must not count.
   virtual bool is_void() const { return false; }

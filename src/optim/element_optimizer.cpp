@@ -38,9 +38,9 @@ void add_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit,
   const ParameterLayout& layout = parameters.layout();
   const UnitRange& range = layout.units[static_cast<size_t>(unit)];
   const UpdateRange updated = parameters.update_range(unit);
-  int64_t apart = 0;
-  if (parameters.sharding().pure && kind != TensorOrder::norms) apart = parameters.norm_piece(unit).count;
-  if (last_is_separate && kind == TensorOrder::last) apart = elements_before_last(parameters, unit);
+  int64_t elements_before = 0;
+  if (parameters.sharding().pure && kind != TensorOrder::norms) elements_before = parameters.norm_piece(unit).count;
+  if (last_is_separate && kind == TensorOrder::last) elements_before = elements_before_last(parameters, unit);
   for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
     const TensorSpec& tensor = parameters.spec().tensors[static_cast<size_t>(i)];
     if (kind_of(tensor, layout.end) != kind) continue;
@@ -52,7 +52,7 @@ void add_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit,
         const int64_t from = std::max(updated.first, in_unit);
         const int64_t to = std::min(updated.first + updated.elements, in_unit + box.count());
         if (from < to)
-          segments.push_back({.offset = from - updated.first - apart,
+          segments.push_back({.offset = from - updated.first - elements_before,
                               .count = to - from,
                               .decay = tensor.decay ? 1 : 0,
                               .rate_factor = tensor.rate_factor,

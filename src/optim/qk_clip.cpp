@@ -17,9 +17,9 @@ bool is_of_queries(const TensorSpec& tensor) {
 // The heads of a tensor with queries and keys.
 struct Heads {
   explicit Heads(const TensorSpec& tensor)
-      : num_heads(tensor.sections[0].rows / tensor.sections[0].together),
-        num_kv_heads(tensor.sections[1].rows / tensor.sections[1].together),
-        rows(tensor.sections[0].together) {}
+      : num_heads(tensor.sections[0].rows / tensor.sections[0].group_rows),
+        num_kv_heads(tensor.sections[1].rows / tensor.sections[1].group_rows),
+        rows(tensor.sections[0].group_rows) {}
 
   int64_t num_heads, num_kv_heads;
   int64_t rows;  // rows of a head

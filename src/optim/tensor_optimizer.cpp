@@ -40,7 +40,7 @@ TensorSums::Measured TensorSums::measured(const ParameterStore& parameters, Summ
   const bool all = summed == SummedParts::parts, masters_of_norms_only = parameters.sharding().pure;
   Measured measured;
   measured.num_rows = numbers.all();
-  std::vector<Part> apart;  // norms' ops, run last, so that readers of the plan find units in order
+  std::vector<Part> norm_parts;  // norms' ops, run last, so that readers of the plan find units in order
   for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit) {
     const UnitRange& range = layout.units[static_cast<size_t>(unit)];
     const UnitPiece piece = parameters.piece(unit);
@@ -53,7 +53,7 @@ TensorSums::Measured TensorSums::measured(const ParameterStore& parameters, Summ
       const int64_t num_segments = std::ssize(measured.segments) - first_segment;
       const int64_t first_row = numbers.first(first_tensor);
       const int64_t num_rows = numbers.first(first_tensor + num_tensors) - first_row;
-      std::vector<Part>& parts = of_norms ? apart : measured.parts;
+      std::vector<Part>& parts = of_norms ? norm_parts : measured.parts;
       if (num_segments > 0)
         parts.push_back({unit, first, end, first_segment, num_segments, first_row, num_rows, of_norms});
     };
@@ -65,7 +65,7 @@ TensorSums::Measured TensorSums::measured(const ParameterStore& parameters, Summ
         add_part(i, 1, piece.first, std::min(piece.end(), range.norm_elements), true);
     }
   }
-  measured.parts.insert(measured.parts.end(), apart.begin(), apart.end());
+  measured.parts.insert(measured.parts.end(), norm_parts.begin(), norm_parts.end());
   return measured;
 }
 

@@ -175,15 +175,15 @@ int64_t share_of_lane(int64_t bytes, int64_t lanes, bool first) {
 
 ExchangeBytes planned_exchange_bytes(const Target& target, const RankGroups& groups) {
   ExchangeBytes bytes{};
-  const bool apart = target.kind == Target::Kind::gpu;
-  int64_t& on_host = bytes[static_cast<size_t>(apart ? MemoryPlace::pinned_host : MemoryPlace::device)];
+  const bool is_gpu = target.kind == Target::Kind::gpu;
+  int64_t& on_host = bytes[static_cast<size_t>(is_gpu ? MemoryPlace::pinned_host : MemoryPlace::device)];
   bool any = false;
   for (size_t kind = 0; kind < num_lanes; ++kind) {
     const auto lane = static_cast<LaneKind>(kind);
     any = any || groups.works(lane);
     if (target.of_processes) on_host += exchange_scratch_bytes(static_cast<int>(groups.ranks_that_reduce(lane)));
   }
-  if (!apart || !any) return bytes;
+  if (!is_gpu || !any) return bytes;
   if (target.device_links) {
     bytes[static_cast<size_t>(MemoryPlace::device)] += device_exchange_bytes;
   } else {
@@ -338,9 +338,9 @@ void RankGroups::use_memory_of(Backend& backend, bool own_devices, double timeou
 ExchangeBytes RankGroups::exchanged_bytes() const {
   ExchangeBytes bytes{};
   for (const RankLane& lane : lanes_) {
-    const bool apart = lane.queue != nullptr;
+    const bool has_device = lane.queue != nullptr;
     int64_t& on_device = bytes[static_cast<size_t>(MemoryPlace::device)];
-    int64_t& on_host = apart ? bytes[static_cast<size_t>(MemoryPlace::pinned_host)] : on_device;
+    int64_t& on_host = has_device ? bytes[static_cast<size_t>(MemoryPlace::pinned_host)] : on_device;
     if (lane.exchanged) (linked_ ? on_device : on_host) += lane.exchanged->bytes();
     if (lane.scratch) on_host += lane.scratch->bytes();
   }

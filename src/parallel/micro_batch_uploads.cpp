@@ -16,10 +16,10 @@ MicroBatchUploads::MicroBatchUploads(SideQueue& queue, std::byte* landing, const
     : queue_(queue), shape_(shape), landing_(MicroBatch::at(landing, shape)) {}
 
 void MicroBatchUploads::upload(MicroBatchSource& source, const MicroBatch& device) {
-  // Waits for the upload `kept` ago, which may read memory that next() reuses. Uploads end in order, so this also holds
-  // if several sources take turns.
-  const int64_t kept = std::min(source.kept(), most_retained);
-  if (uploads_ >= kept) queue_.await_work(mark_of(uploads_ - kept));
+  // Waits for the upload `num_valid` ago, which may read memory that next() reuses. Uploads end in order, so this also
+  // holds if several sources take turns.
+  const int64_t num_valid = std::min(source.num_valid(), most_retained);
+  if (uploads_ >= num_valid) queue_.await_work(mark_of(uploads_ - num_valid));
   const MicroBatch& host = source.next();
   queue_.follow_ops(landing_is_free);
   queue_.queue_upload(landing_.tokens, host.tokens, shape_.token_bytes());

@@ -25,7 +25,7 @@ class MicroBatchUploads {
   // backend's thread.
   void upload(MicroBatchSource& source, const MicroBatch& device);
 
-  // Larger values of MicroBatchSource::kept() are treated as this one.
+  // Larger values of MicroBatchSource::num_valid() are treated as this one.
   static constexpr int64_t most_retained = SideQueue::num_marks / 2;
 
  private:

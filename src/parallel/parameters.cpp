@@ -148,10 +148,10 @@ std::byte* ParameterStore::weights_piece(int64_t unit) const {
 std::byte* ParameterStore::updated_weights(int64_t unit, int64_t first) const {
   if (sharding_.weights_away())
     return landing(unit, AwayPart::weights) + (first - piece(unit).first) * dtype_bytes(sharding_.compute);
-  const bool apart = buffers_.updated != nullptr;
-  const bool pieces_only = apart ? sharding_.cuts_state() : sharding_.gathers_weights();
+  const bool has_updated = buffers_.updated != nullptr;
+  const bool pieces_only = has_updated ? sharding_.cuts_state() : sharding_.gathers_weights();
   const int64_t start = offset_of_piece(unit, pieces_only) + first - piece(unit).first;
-  return (apart ? buffers_.updated : buffers_.weights) + start * dtype_bytes(sharding_.compute);
+  return (has_updated ? buffers_.updated : buffers_.weights) + start * dtype_bytes(sharding_.compute);
 }
 
 int64_t ParameterStore::offset_in_summed(int64_t unit) const {

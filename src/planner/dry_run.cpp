@@ -82,19 +82,19 @@ std::string own_attention_line(const RunConfig& config, const Target& target, co
 
 }  // namespace
 
-PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int64_t world_size, LoggedRanks kept) {
+PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int64_t world_size, LoggedRanks logged) {
   const Mesh mesh = make_mesh(config, world_size);
   PlannedRun run{.world_size = world_size};
   run.world = plan_world({config, machine.target, world_size}, [&](int64_t rank, StepPlan plan) {
-    if (kept == LoggedRanks::none) return;
+    if (logged == LoggedRanks::none) return;
     const int32_t stage = plan.design->stages.stage;
     const bool is_first = run.logs.empty() || stage != run.logs.back().stage;
-    if (!is_first && kept == LoggedRanks::of_stages) return;
+    if (!is_first && logged == LoggedRanks::of_stages) return;
     const EventTimes times =
         machine.rates ? EventTimes(*machine.rates, config, config.run.threads, mesh, rank) : EventTimes();
     run.logs.push_back({rank, stage, std::move(plan.log), times});
   });
-  if (kept == LoggedRanks::none) return run;
+  if (logged == LoggedRanks::none) return run;
   run.step = simulate_stages(run.logs, [](const TimedLog& timed) { return timed.times; });
   run.own_attention = own_attention_of(run.logs);
   const auto seconds_on = [&](const Machine& other) {

@@ -45,14 +45,14 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
     sum_ops += count * (cuts_gradients(layout.zero) ? of_update.sum_ops : of_update.keep);
   };
   double copies = static_cast<double>(freed.copied) * plain.copy_seconds;
-  const std::vector<double> again = recomputed_of_kinds(layout, lies, chunk, parts_.kinds(), freed.recomputed);
-  for (size_t kind = 0; kind < again.size(); ++kind) {
+  const std::vector<double> recomputed = recomputed_of_kinds(layout, lies, chunk, parts_.kinds(), freed.recomputed);
+  for (size_t kind = 0; kind < recomputed.size(); ++kind) {
     const auto layers = static_cast<double>(lies.of_kinds[chunk][kind]);
     if (layers == 0) continue;
     if (layout.mixes_recomputation())
-      add(of_kind(RecomputeKind::block, kind).passes[block], update.blocks[kind], again[kind]);
+      add(of_kind(RecomputeKind::block, kind).passes[block], update.blocks[kind], recomputed[kind]);
     add(of_kind(layout.plain_kind(), kind).passes[block], update.blocks[kind],
-        layout.mixes_recomputation() ? layers - again[kind] : layers);
+        layout.mixes_recomputation() ? layers - recomputed[kind] : layers);
   }
   if (layout.mixes_recomputation())
     copies += static_cast<double>(freed.copied_inputs) * of_kind(RecomputeKind::block, 0).copy_seconds;

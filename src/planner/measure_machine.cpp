@@ -158,12 +158,12 @@ double slow_down_beside_traffic(int64_t cores, const std::function<void()>& tick
       all->barrier();
       const double traffic = seconds_of([&] { communicate(sums); });
       all->barrier();
-      const double together = seconds_of([&] {
+      const double both = seconds_of([&] {
         for (int i = 0; i < sums; ++i) issue();
         compute(ops);
         lane.wait_all();
       });
-      if (world.rank() == 0) slow_downs.push_back((together - std::max(alone, traffic)) / std::min(alone, traffic));
+      if (world.rank() == 0) slow_downs.push_back((both - std::max(alone, traffic)) / std::min(alone, traffic));
       if (world.rank() == 0 && tick) tick();
     }
   });

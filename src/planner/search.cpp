@@ -105,10 +105,10 @@ class Search {
 
   void name_nearest() {
     const Miss& least = misses_.least();
-    RunLayout again = least.layout;
-    again.recompute = RecomputeKind::block;
+    RunLayout recomputing = least.layout;
+    recomputing.recompute = RecomputeKind::block;
     const Miss nearest =
-        nearest_of(case_.config, case_.machine, case_.room, least, held_.agree_with(again) ? again : least.layout);
+        nearest_of(case_.config, case_.machine, case_.room, least, held_.agree_with(recomputing) ? recomputing : least.layout);
     found_.least_missing_bytes = nearest.bytes;
     found_.least_missing = nearest.layout;
     found_.least_missing_is_exact = nearest.is_exact;
@@ -304,7 +304,7 @@ class Search {
 
   // Returns the score of a planned layout, worse by the share of the host's memory that offloaded activations take: a
   // layout that fills it must be faster by most_host_weight.
-  double weighed(const LayoutResult& result) {
+  double score_with_host_memory(const LayoutResult& result) {
     const bool takes_host = result.layout.offload.any() && case_.options.objective != Objective::memory;
     const double share = takes_host && case_.target.host_bytes > 0
                              ? static_cast<double>(result.host_bytes) / static_cast<double>(case_.target.host_bytes)
@@ -315,7 +315,7 @@ class Search {
   void rank() {
     found_.num_exact = std::ssize(exact_);
     std::stable_sort(exact_.begin(), exact_.end(), [&](const LayoutResult& a, const LayoutResult& b) {
-      return std::pair(weighed(a), a.step_seconds) < std::pair(weighed(b), b.step_seconds);
+      return std::pair(score_with_host_memory(a), a.step_seconds) < std::pair(score_with_host_memory(b), b.step_seconds);
     });
     found_.best.assign(exact_.begin(),
                        exact_.begin() + std::min(case_.options.top, static_cast<int64_t>(exact_.size())));

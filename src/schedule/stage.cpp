@@ -389,9 +389,9 @@ class Stage {
   // Runs the units from recompute_from up to the one before `unit` again.
   void run_up_to(InFlight& flight, int32_t unit) {
     const int32_t first = schedule_.traits(unit).recompute_from;
-    for (int32_t again = first; first >= 0 && again < unit; ++again) {
-      const int32_t weights = traffic_.use(again, units_after(again, unit + 1));
-      add_forward(ActionKind::forward_again, flight, again, weights);
+    for (int32_t recomputed_unit = first; first >= 0 && recomputed_unit < unit; ++recomputed_unit) {
+      const int32_t weights = traffic_.use(recomputed_unit, units_after(recomputed_unit, unit + 1));
+      add_forward(ActionKind::forward_again, flight, recomputed_unit, weights);
     }
   }
 

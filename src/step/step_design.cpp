@@ -202,8 +202,8 @@ PrefetchRing prefetch_ring(const StepConfig& config, const Target& target) {
   constexpr int read_ahead = 3;
   const int64_t in_flight =
       std::min(StepReadback::most_ahead * config.batch.accumulation, MicroBatchUploads::most_retained);
-  const int kept = has_own_memory(target) ? static_cast<int>(in_flight) : 1;
-  return {kept, kept + read_ahead};
+  const int retained = has_own_memory(target) ? static_cast<int>(in_flight) : 1;
+  return {retained, retained + read_ahead};
 }
 
 int64_t prefetch_ring_bytes(const StepConfig& config, const Target& target) {

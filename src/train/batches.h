@@ -30,7 +30,7 @@ class FirstSamples : public MicroBatchSource {
   FirstSamples(MicroBatchSource& source, int64_t samples, const StepConfig& config, DataRank data_rank);
 
   const MicroBatch& next() override;
-  int64_t kept() const override { return source_.kept(); }
+  int64_t num_valid() const override { return source_.num_valid(); }
 
  private:
   MicroBatchSource& source_;

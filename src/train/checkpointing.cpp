@@ -259,8 +259,8 @@ void Checkpointing::write(Writing& writing, Communicator* all) const {
   if (!context_.leads()) return;
   writing.warning = missing_text(writing.known);
   if (writing.retains) {
-    const std::string kept = remove_others(writing.save.out);
-    writing.warning += (writing.warning.empty() || kept.empty() ? "" : "; ") + kept;
+    const std::string retention = remove_others(writing.save.out);
+    writing.warning += (writing.warning.empty() || retention.empty() ? "" : "; ") + retention;
   }
   writing.known = found_checkpoints(writing.save.out);
 }
@@ -369,8 +369,8 @@ std::string Checkpointing::lost_folder(int64_t step) const {
 }
 
 std::string Checkpointing::remove_others(const fs::path& out) const {
-  const CheckpointConfig& kept = context_.config.checkpoint;
-  return apply_retention(out, kept.keep_last, kept.keep_every);
+  const CheckpointConfig& retention = context_.config.checkpoint;
+  return apply_retention(out, retention.keep_last, retention.keep_every);
 }
 
 void Checkpointing::retain() const {

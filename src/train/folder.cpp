@@ -234,14 +234,14 @@ bool FolderWatch::has_other_place(const std::string& fault) {
   return true;
 }
 
-std::string checkpoint_shortage(const CheckpointConfig& saving, const RunSettings& run, int64_t step, int64_t kept,
-                                int64_t bytes, const fs::space_info& space) {
+std::string checkpoint_shortage(const CheckpointConfig& saving, const RunSettings& run, int64_t step,
+                                int64_t num_checkpoints, int64_t bytes, const fs::space_info& space) {
   // With checkpoint.every_seconds there may be one after each step.
   const int64_t steps = run.steps - step;
   const int64_t every = saving.every_seconds > 0 ? 1 : saving.every_steps;
   const int64_t keep_last = saving.keep_last;
   const int64_t to_come = steps > 0 ? (every > 0 ? (steps - 1) / every + 1 : 1) : 0;
-  const int64_t more = std::min(to_come, keep_last + 1 - std::min(kept, keep_last));
+  const int64_t more = std::min(to_come, keep_last + 1 - std::min(num_checkpoints, keep_last));
   // Doubles, because the bytes of many large checkpoints can exceed 63 bits.
   const auto one = static_cast<double>(bytes), all = one * static_cast<double>(more);
   // `available` leaves out the blocks that are reserved for root, although root may use them.
@@ -254,8 +254,8 @@ std::string checkpoint_shortage(const CheckpointConfig& saving, const RunSetting
       "run.out = {}: {} are free there, but {} of {} will take {} (checkpoint.keep_last = {}, and the one being "
       "written)",
       run.out, format_bytes(static_cast<double>(space.available)),
-      format_counted(more, kept > 0 ? "more checkpoint" : "checkpoint"), format_bytes(one), format_bytes(all),
-      keep_last);
+      format_counted(more, num_checkpoints > 0 ? "more checkpoint" : "checkpoint"), format_bytes(one),
+      format_bytes(all), keep_last);
 }
 
 void write_whole_file(const std::filesystem::path& path, const std::string& text) {

@@ -103,12 +103,12 @@ class FolderWatch {
   std::vector<std::filesystem::path> places_;  // places left to try once the folder is lost, next one first
 };
 
-// Returns a warning if the disk lacks room for the checkpoints that a run will hold at a time beside the `kept` ones of
-// its folder: those after `step` that checkpoint.keep_last keeps, and one being written, without those that
-// checkpoint.keep_every keeps for good. Empty if there is room. `bytes` is the size of one checkpoint. THROWS
-// Error(checkpoint) if not even the first one fits.
-std::string checkpoint_shortage(const CheckpointConfig& saving, const RunSettings& run, int64_t step, int64_t kept,
-                                int64_t bytes, const std::filesystem::space_info& space);
+// Returns a warning if the disk lacks room for the checkpoints that a run will hold at a time beside the
+// `num_checkpoints` ones of its folder: those after `step` that checkpoint.keep_last keeps, and one being written,
+// without those that checkpoint.keep_every keeps for good. Empty if there is room. `bytes` is the size of one
+// checkpoint. THROWS Error(checkpoint) if not even the first one fits.
+std::string checkpoint_shortage(const CheckpointConfig& saving, const RunSettings& run, int64_t step,
+                                int64_t num_checkpoints, int64_t bytes, const std::filesystem::space_info& space);
 
 // Writes a file so that it appears whole or not at all. THROWS Error(usage) if it cannot be written.
 void write_whole_file(const std::filesystem::path& path, const std::string& text);

@@ -84,14 +84,14 @@ std::string drop_later_records(const fs::path& path, int64_t last_step) {
   if (!fs::is_regular_file(path)) throw Error(ExitCode::usage, "cannot read {}: not a regular file", path.string());
   std::ifstream in(path, std::ios::binary);
   if (!in) throw Error(ExitCode::usage, "cannot read {}", path.string());
-  AtomicFile kept(path);
+  AtomicFile rewritten(path);
   std::string unreadable;
   int64_t num_unreadable = 0;
   for (std::string line; std::getline(in, line);) {
     const nlohmann::json record = parse_json_or_discard(line);
     const auto step = record.is_object() ? record.find("step") : record.end();
     if (record.is_object() && step != record.end() && step->is_number_integer()) {
-      if (step->get<int64_t>() <= last_step) kept.write(line += '\n');
+      if (step->get<int64_t>() <= last_step) rewritten.write(line += '\n');
     } else if (!in.eof()) {
       unreadable += line += '\n';
       ++num_unreadable;
@@ -107,7 +107,7 @@ std::string drop_later_records(const fs::path& path, int64_t last_step) {
     warning = fmt::format("{}: {} cannot be read; kept in {}", path.string(), format_counted(num_unreadable, "line"),
                           aside.string());
   }
-  kept.commit();
+  rewritten.commit();
   return warning;
 }
 

@@ -37,11 +37,11 @@ std::string write_run_file(const fs::path& path, const std::string& text) {
   if (fs::is_regular_file(path, unknown) && !is_from_gptrain(path, text)) {
     int number = 1;
     while (fs::exists(fs::symlink_status(moved_aside(path, number), unknown))) ++number;
-    const fs::path kept = moved_aside(path, number);
-    fs::rename(path, kept, unknown);
+    const fs::path renamed = moved_aside(path, number);
+    fs::rename(path, renamed, unknown);
     if (unknown)
-      throw Error(ExitCode::usage, "cannot rename {} to {}: {}", path.string(), kept.string(), unknown.message());
-    warning = fmt::format("{} was not written by gptrain; it is kept as {}", path.string(), kept.string());
+      throw Error(ExitCode::usage, "cannot rename {} to {}: {}", path.string(), renamed.string(), unknown.message());
+    warning = fmt::format("{} was not written by gptrain; it is kept as {}", path.string(), renamed.string());
   }
   write_whole_file(path, text);
   return warning;

@@ -59,7 +59,7 @@ class DataBatches : public MicroBatchSource {
  public:
   DataBatches(const RunConfig& config, const Dataset& data, int64_t rank, int64_t size)
       : memory_(static_cast<size_t>(depth * micro_batch_shape(config).bytes())),
-        batches_(read_ahead(config, data, 0, {rank, size}, {.kept = 1, .depth = depth}, memory_.data())) {}
+        batches_(read_ahead(config, data, 0, {rank, size}, {.num_valid = 1, .depth = depth}, memory_.data())) {}
   const MicroBatch& next() override { return batches_.next(); }
 
  private:

@@ -164,7 +164,8 @@ class Player {
   }
 
  private:
-  // A stream buffer is named by the unit that reads it in forward, a carrier by the unit that reads it in backward.
+  // A stream buffer is named by the unit that reads it in forward, a gradient of the stream by the unit that reads it
+  // in backward.
   using Name = std::tuple<Operand, int64_t, int64_t>;  // operand, micro-batch, unit
 
   static Name name_of(Operand buffer, const Step& step) {

@@ -41,9 +41,9 @@ class KeptBatches final : public MicroBatchSource {
       : source_(config), bytes_(micro_batch_shape(config).bytes()), config_(config) {
     for (int64_t i = 0; i < kept; ++i) memory_.emplace_back(static_cast<size_t>(bytes_));
   }
-  int64_t kept() const override { return static_cast<int64_t>(memory_.size()); }
+  int64_t num_valid() const override { return static_cast<int64_t>(memory_.size()); }
   const MicroBatch& next() override {
-    std::vector<std::byte>& oldest = memory_[static_cast<size_t>(taken_++ % kept())];
+    std::vector<std::byte>& oldest = memory_[static_cast<size_t>(taken_++ % num_valid())];
     std::fill(oldest.begin(), oldest.end(), std::byte{1});
     const MicroBatch& made = source_.next();
     view_ = MicroBatch::at(oldest.data(), micro_batch_shape(config_));

@@ -22,13 +22,13 @@ struct Rows {
 };
 
 Rows rows_of(const Section& section, const TensorSpec& tensor, TensorRank tensor_rank) {
-  const int64_t pieces = section.rows / section.together;
+  const int64_t pieces = section.rows / section.group_rows;
   if (pieces >= tensor_rank.size) {
-    const int64_t count = quotient(pieces, tensor_rank.size, tensor) * section.together;
+    const int64_t count = quotient(pieces, tensor_rank.size, tensor) * section.group_rows;
     return {tensor_rank.rank * count, count, true, false};
   }
   const int64_t replicas = quotient(tensor_rank.size, pieces, tensor);
-  return {tensor_rank.rank / replicas * section.together, section.together, tensor_rank.rank % replicas == 0, true};
+  return {tensor_rank.rank / replicas * section.group_rows, section.group_rows, tensor_rank.rank % replicas == 0, true};
 }
 
 TensorShard whole(const TensorSpec& tensor, TensorRank tensor_rank) {

@@ -53,10 +53,10 @@ constexpr size_t num_model_parts = static_cast<size_t>(ModelPart::count);
 constexpr std::array<std::string_view, num_model_parts> model_part_names = {"embedding", "attention", "ffn", "norms",
                                                                             "head"};
 
-// A matrix' range of rows that is split separately, in groups of `together` rows (a head's).
+// A matrix' range of rows that is split separately, in groups of `group_rows` rows (a head's).
 struct Section {
   int64_t rows;
-  int64_t together;
+  int64_t group_rows;
 };
 
 struct TensorSpec {

@@ -12,15 +12,15 @@ std::string pass_text(const Pass& pass) {
 }
 
 std::shared_ptr<const PassLists> passes_of(const PipelineSchedule& schedule, const PipelineShape& shape) {
-  struct Kept {
+  struct Cached {
     std::string_view schedule;
     PipelineShape shape;
     std::shared_ptr<const PassLists> passes;
   };
-  thread_local Kept kept;
-  if (!kept.passes || kept.schedule != schedule.name || kept.shape != shape)
-    kept = {schedule.name, shape, std::make_shared<const PassLists>(schedule.passes(shape))};
-  return kept.passes;
+  thread_local Cached cached;
+  if (!cached.passes || cached.schedule != schedule.name || cached.shape != shape)
+    cached = {schedule.name, shape, std::make_shared<const PassLists>(schedule.passes(shape))};
+  return cached.passes;
 }
 
 }  // namespace gptrain::schedule
