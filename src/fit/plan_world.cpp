@@ -46,7 +46,7 @@ std::vector<TensorRanks> kinds_of_tensor_ranks(const ModelConfig& model, int64_t
   const int64_t rows = vocabulary_rows(model.vocab_size, tensor_size);
   for (int64_t rank = 0; rank < tensor_size; ++rank) {
     const std::tuple kind(rank == 0, std::clamp<int64_t>(model.vocab_size - rank * rows, 0, rows),
-                          rank % kv_replicas(model, tensor_size) == 0);
+                          rank % ranks_of_kv_head(model, tensor_size) == 0);
     const auto [entry, is_new] = numbers.try_emplace(kind, kinds.size());
     if (is_new) kinds.emplace_back();
     kinds[entry->second].push_back(rank);

@@ -70,7 +70,7 @@ AccumulatedGradients::AccumulatedGradients(const ParameterStore& parameters, uin
                  .kept = kept,
                  .first_segment = first_segment,
                  .end_segment = segments.size(),
-                 .first_draw = parameters.place(unit).rank * micro_batches};
+                 .first_draw = parameters.replica_rank(unit).rank * micro_batches};
   };
   for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit) {
     const UpdateRange updated = parameters.update_range(unit);

@@ -78,7 +78,7 @@ class CompressedReducer final : public GradientReducer {
   };
 
   const UnitMessages& messages(int64_t unit) const { return compression_.messages.units[static_cast<size_t>(unit)]; }
-  int64_t rank_in_group(int64_t unit) const { return context_.parameters.place(unit).rank; }
+  int64_t rank_in_group(int64_t unit) const { return context_.parameters.replica_rank(unit).rank; }
   const PieceMessage& own_piece(int64_t unit) const {
     return messages(unit).pieces[static_cast<size_t>(rank_in_group(unit))];
   }
@@ -91,10 +91,10 @@ class CompressedReducer final : public GradientReducer {
 
   Lane::Ticket exchange(int64_t unit, const UnitGradients& of, const std::vector<PeerPart>& sent_parts,
                         const std::vector<PeerPart>& received_parts) const {
-    Communicator* const copies = context_.groups.group(
-        LaneKind::gradients, kind_of(context_.parameters.layout().units[static_cast<size_t>(unit)].copies));
+    Communicator* const replicas = context_.groups.group(
+        LaneKind::gradients, kind_of(context_.parameters.layout().units[static_cast<size_t>(unit)].replicas));
     return context_.groups.lane(LaneKind::gradients)
-        .all_to_all_v(copies, sent(unit, of, 0), sent_parts, received(unit, of, 0), received_parts, DType::u8);
+        .all_to_all_v(replicas, sent(unit, of, 0), sent_parts, received(unit, of, 0), received_parts, DType::u8);
   }
 
   // Calls body(first, rows, cols) for parts of `count` elements: rows that threads can share, then the rest.

@@ -11,7 +11,7 @@ namespace {
 
 ParameterExchange::ReducerMaker reducer_maker(const GradientCompression* compression) {
   if (compression == nullptr) return make_reducer;
-  return [compression](const ReductionContext& context, CopyGroup) {
+  return [compression](const ReductionContext& context, ReplicaGroup) {
     return compression->messages.is_low_rank() ? make_low_rank_reducer(context, *compression)
                                                : make_compressed_reducer(context, *compression);
   };

@@ -106,7 +106,7 @@ bool codes_gradients(const CompressionConfig& compression, const TensorSpec& ten
     const int64_t cols = tensor.shape.back(), rows = tensor.count() / cols;
     if (2 * (rows + cols) * compression.rank >= tensor.count()) return false;
   }
-  return tensor_ranks == 1 || (tensor.split != Split::none && shard_of(tensor, {tensor_ranks, 0}).replicas_count == 0);
+  return tensor_ranks == 1 || (tensor.split != Split::none && shard_of(tensor, {tensor_ranks, 0}).shared_kv_count == 0);
 }
 
 GradientMessages make_gradient_messages(const CompressionConfig& compression, const ModelSpec& spec,

@@ -50,13 +50,13 @@ class NarrowReducer final : public GradientReducer {
 Lane::Ticket plain_sum(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype) {
   const UnitRange& range = context.parameters.layout().units[static_cast<size_t>(unit)];
   Lane& lane = context.groups.lane(LaneKind::gradients);
-  Communicator* const copies = context.groups.group(LaneKind::gradients, kind_of(range.copies));
-  if (!context.parameters.sharding().cuts_state()) return lane.all_reduce(copies, gradients, range.elements, dtype);
+  Communicator* const replicas = context.groups.group(LaneKind::gradients, kind_of(range.replicas));
+  if (!context.parameters.sharding().cuts_state()) return lane.all_reduce(replicas, gradients, range.elements, dtype);
   const UnitPiece own = context.parameters.piece(unit);
-  return lane.reduce_scatter(copies, gradients, gradients + own.first * dtype_bytes(dtype), own.elements, dtype);
+  return lane.reduce_scatter(replicas, gradients, gradients + own.first * dtype_bytes(dtype), own.elements, dtype);
 }
 
-std::unique_ptr<GradientReducer> make_reducer(const ReductionContext& context, CopyGroup group) {
+std::unique_ptr<GradientReducer> make_reducer(const ReductionContext& context, ReplicaGroup group) {
   if (context.parameters.sharding().narrows_gradients(group)) return std::make_unique<NarrowReducer>(context);
   return std::make_unique<PlainReducer>(context);
 }

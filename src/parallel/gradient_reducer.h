@@ -1,4 +1,4 @@
-// Sums of gradients over the ranks that hold copies of a unit, in phases.
+// Sums of gradients over the ranks that hold replicas of a unit, in phases.
 #pragma once
 
 #include <cstddef>
@@ -24,8 +24,8 @@ struct ReductionContext {
   Backend& backend;
 };
 
-// A way to sum the gradients of units of one group (CopyGroup). A phase is ops and then one collective; the next phase
-// begins once that has ended. The planned buffers of a sum live from its first phase until `finish`.
+// A way to sum the gradients of units of one group (ReplicaGroup). A phase is ops and then one collective; the next
+// phase begins once that has ended. The planned buffers of a sum live from its first phase until `finish`.
 class GradientReducer {
  public:
   virtual ~GradientReducer() = default;
@@ -48,11 +48,11 @@ class GradientReducer {
 Lane::Ticket plain_sum(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype);
 
 // Returns the reducer of a group's units: sums in f32 or in Sharding::reduce.
-std::unique_ptr<GradientReducer> make_reducer(const ReductionContext& context, CopyGroup group);
+std::unique_ptr<GradientReducer> make_reducer(const ReductionContext& context, ReplicaGroup group);
 
-// Returns the kind of the group of ranks that hold copies.
-constexpr GroupKind kind_of(CopyGroup group) {
-  return group == CopyGroup::expert_data ? GroupKind::expert_data : GroupKind::data;
+// Returns the kind of the group of ranks that hold replicas.
+constexpr GroupKind kind_of(ReplicaGroup group) {
+  return group == ReplicaGroup::expert_data ? GroupKind::expert_data : GroupKind::data;
 }
 
 }  // namespace gptrain::parallel

@@ -99,12 +99,12 @@ std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int
       if (stages.size() == 1 || (rank != stages.front() && rank != stages.back())) return {rank};
       return {stages.front(), stages.back()};
     }
-    case GroupKind::replicas: {
+    case GroupKind::kv_heads: {
       const std::vector<int64_t> tensor = mesh.group(rank, {MeshAxis::tensor});
-      const auto replicas = static_cast<size_t>(kv_replicas(config.model, static_cast<int64_t>(tensor.size())));
+      const auto num_ranks = static_cast<size_t>(ranks_of_kv_head(config.model, static_cast<int64_t>(tensor.size())));
       const auto place = static_cast<size_t>(mesh.coordinates(rank)[MeshAxis::tensor]);
-      const auto first = tensor.begin() + static_cast<std::ptrdiff_t>(place / replicas * replicas);
-      return {first, first + static_cast<std::ptrdiff_t>(replicas)};
+      const auto first = tensor.begin() + static_cast<std::ptrdiff_t>(place / num_ranks * num_ranks);
+      return {first, first + static_cast<std::ptrdiff_t>(num_ranks)};
     }
     case GroupKind::count:
       break;
@@ -126,7 +126,7 @@ std::vector<LaneGroup> lane_groups(const StepConfig& config) {
   if (has_experts) groups.push_back({LaneKind::expert, GroupKind::expert, false});
   const bool in_parts = config.model.qk_norm || config.parallel.sequence || config.model.moe.is_on();
   if (in_parts) groups.push_back({LaneKind::gradients, GroupKind::tensor, true});
-  groups.push_back({LaneKind::gradients, GroupKind::replicas, true});
+  groups.push_back({LaneKind::gradients, GroupKind::kv_heads, true});
   groups.push_back({LaneKind::gradients, GroupKind::data, true});
   if (has_experts) groups.push_back({LaneKind::gradients, GroupKind::expert_data, true});
   if (config.parallel.pipeline > 1) {
@@ -196,8 +196,8 @@ RankGroups::StageRank RankGroups::stage_rank_at(const MeshPoint& at) const {
   return {at[MeshAxis::tensor], at[MeshAxis::context] + mesh_.size(MeshAxis::context) * at[MeshAxis::data]};
 }
 
-CopyPlace RankGroups::place(CopyGroup group) const {
-  if (group == CopyGroup::data) return {num_data_ranks(), data_rank()};
+ReplicaRank RankGroups::replica_rank(ReplicaGroup group) const {
+  if (group == ReplicaGroup::data) return {num_data_ranks(), data_rank()};
   return {mesh_.size(ExpertAxis::expert_data), mesh_.coordinate(rank_, ExpertAxis::expert_data)};
 }
 

@@ -26,7 +26,7 @@ enum class GroupKind : uint8_t {
   world,     // all ranks: for the gradient norm and for agreements
   tensor,    // share each layer
   context,   // share sequences: each has some of their tokens, the queries of which need the others' keys
-  replicas,  // hold the same key/value heads, inside a tensor group
+  kv_heads,  // hold the same key/value heads, inside a tensor group; reports name them "replicas"
   data,      // hold the same parameters and see different samples or tokens: gradients and losses are summed over them
   expert,    // hold the experts of a layer between them: tokens go to the rank that holds their expert, and back
   expert_data,  // hold the same experts' parameters
@@ -138,8 +138,8 @@ class RankGroups {
   // Number of ranks that hold the same parameters, and this rank's number among them, which is the number of its piece.
   int64_t num_data_ranks() const { return num_sample_ranks() * mesh_.size(MeshAxis::context); }
   int64_t data_rank() const { return stage_rank().data; }
-  // Returns this rank's place among the ranks of a group that hold copies of parameters.
-  CopyPlace place(CopyGroup group) const;
+  // Returns this rank's number among the ranks of a group that hold replicas of parameters.
+  ReplicaRank replica_rank(ReplicaGroup group) const;
 
   // Makes the lanes communicate memory of this backend; without this call they communicate host memory.
   // REQUIRES: called at most once, by the thread that calls the backend, before a lane is used or a lane's group is

@@ -121,10 +121,10 @@ class LowRankReducer final : public GradientReducer {
   }
 
   Lane::Ticket sum(int64_t unit, const UnitGradients& of, int64_t first, int64_t count) const {
-    Communicator* const copies = context_.groups.group(
-        LaneKind::gradients, kind_of(context_.parameters.layout().units[static_cast<size_t>(unit)].copies));
+    Communicator* const replicas = context_.groups.group(
+        LaneKind::gradients, kind_of(context_.parameters.layout().units[static_cast<size_t>(unit)].replicas));
     return context_.groups.lane(LaneKind::gradients)
-        .all_reduce(copies, of.narrow + first * dtype_bytes(DType::f32), count, DType::f32);
+        .all_reduce(replicas, of.narrow + first * dtype_bytes(DType::f32), count, DType::f32);
   }
 
   const ReductionContext context_;

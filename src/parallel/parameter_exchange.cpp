@@ -10,9 +10,9 @@ GroupKind kind_of(ReductionGroup group, const UnitRange& unit) {
     case ReductionGroup::tensor:
       return GroupKind::tensor;
     case ReductionGroup::kv_heads:
-      return GroupKind::replicas;
-    case ReductionGroup::copies:
-      return kind_of(unit.copies);
+      return GroupKind::kv_heads;
+    case ReductionGroup::replicas:
+      return kind_of(unit.replicas);
     case ReductionGroup::tied:
       return GroupKind::tied;
   }
@@ -28,20 +28,20 @@ ParameterExchange::ParameterExchange(const ParameterStore& parameters, RankGroup
       backend_(backend),
       accumulated_(accumulated),
       sums_(static_cast<size_t>(parameters.num_parameter_units()), Lane::done) {
-  for (size_t group = 0; group < num_copy_groups; ++group)
-    reducers_[group] = make({parameters, groups, backend}, static_cast<CopyGroup>(group));
+  for (size_t group = 0; group < num_replica_groups; ++group)
+    reducers_[group] = make({parameters, groups, backend}, static_cast<ReplicaGroup>(group));
 }
 
 GradientReducer& ParameterExchange::reducer(int64_t unit) const {
-  return *reducers_[static_cast<size_t>(parameters_.layout().units[static_cast<size_t>(unit)].copies)];
+  return *reducers_[static_cast<size_t>(parameters_.layout().units[static_cast<size_t>(unit)].replicas)];
 }
 
 Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered, RankGroups& groups,
                           Backend& backend) {
   if (parameters.piece_elements(unit) == 0) return Lane::done;
   Lane& lane = groups.lane(LaneKind::weights);
-  const CopyGroup group = parameters.layout().units[static_cast<size_t>(unit)].copies;
-  Communicator* const copies = groups.group(LaneKind::weights, kind_of(group));
+  const ReplicaGroup group = parameters.layout().units[static_cast<size_t>(unit)].replicas;
+  Communicator* const replicas = groups.group(LaneKind::weights, kind_of(group));
   const UnitParameters whole = parameters.whole(unit, gathered);
   if (const int64_t count = parameters.f32_norm_elements(unit); count > 0) {
     // Each rank fills in its piece of the masters, and zeros for the others' pieces: the sum is exact.
@@ -56,15 +56,15 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
       backend.run(Cast{.from = Matrix(own.master, DType::f32, 1, own.count),
                        .to = Matrix(norms + own.first, DType::f32, 1, own.count)});
     }
-    lane.all_reduce(copies, whole.norms, count, DType::f32);
+    lane.all_reduce(replicas, whole.norms, count, DType::f32);
   }
-  if (copies == nullptr && parameters.weights_piece(unit) != whole.weights) {
+  if (replicas == nullptr && parameters.weights_piece(unit) != whole.weights) {
     const DType dtype = parameters.sharding().compute;
     const int64_t elements = parameters.piece_elements(unit);
     backend.run(Cast{.from = Matrix(parameters.weights_piece(unit), dtype, 1, elements),
                      .to = Matrix(whole.weights, dtype, 1, elements)});
   }
-  return lane.all_gather(copies, parameters.weights_piece(unit), whole.weights, parameters.piece_elements(unit),
+  return lane.all_gather(replicas, parameters.weights_piece(unit), whole.weights, parameters.piece_elements(unit),
                          parameters.sharding().compute);
 }
 
@@ -105,7 +105,7 @@ void ParameterExchange::begin_sum(int64_t unit, const Gradients& of) {
   const UnitRange& range = parameters_.layout().units[static_cast<size_t>(unit)];
   for (const Reduction& sum : range.reductions) {
     if (sum.group == ReductionGroup::tied) continue;
-    if (sum.group == ReductionGroup::copies) {
+    if (sum.group == ReductionGroup::replicas) {
       // Sums over tensor ranks are in f32, so they must end before ops read them.
       if (reducer(unit).begins_with_ops()) lane.wait(ticket);
       ticket = std::max(ticket, reducer(unit).begin(unit, 0, of));

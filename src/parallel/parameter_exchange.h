@@ -18,7 +18,7 @@ namespace gptrain::inline parallel {
 
 // Begins to gather a unit's weights from all ranks' pieces (ZeRO 1 to 3). Weights in the compute dtype go to `gathered`
 // with ZeRO 3, else to their own place. If the dtype is not f32, the norms' f32 masters are gathered as well. The
-// ticket covers both. Collective over the unit's group (CopyGroup).
+// ticket covers both. Collective over the unit's group (ReplicaGroup).
 Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered, RankGroups& groups,
                           Backend& backend);
 
@@ -33,7 +33,7 @@ using UnitTickets = std::vector<Lane::Ticket>;
 class ParameterExchange {
  public:
   using Gradients = UnitGradients;
-  using ReducerMaker = std::function<std::unique_ptr<GradientReducer>(const ReductionContext&, CopyGroup)>;
+  using ReducerMaker = std::function<std::unique_ptr<GradientReducer>(const ReductionContext&, ReplicaGroup)>;
 
   // Borrows all but `make`, which makes the reducer of each group. `accumulated` is null if gradients are kept in f32.
   ParameterExchange(const ParameterStore& parameters, RankGroups& groups, Backend& backend,
@@ -41,7 +41,8 @@ class ParameterExchange {
 
   // Begins to sum the gradients over the groups that the layout names (Reduction). Collective over these.
   void begin_sum(int64_t unit, const Gradients& of);
-  // Waits for the first phase of the sum over copies and begins the second. REQUIRES: the unit's sums have two phases.
+  // Waits for the first phase of the sum over replicas and begins the second. REQUIRES: the unit's sums have two
+  // phases.
   void go_on_with_sum(int64_t unit, const Gradients& of);
   // Waits for the sum. With ZeRO 2 and 3, adds this rank's piece to the sum of earlier
   // micro-batches, unless that is away.
@@ -61,7 +62,7 @@ class ParameterExchange {
   RankGroups& groups_;
   Backend& backend_;
   const AccumulatedGradients* accumulated_;
-  std::array<std::unique_ptr<GradientReducer>, num_copy_groups> reducers_;  // by CopyGroup
+  std::array<std::unique_ptr<GradientReducer>, num_replica_groups> reducers_;  // by ReplicaGroup
   UnitTickets sums_;
 };
 

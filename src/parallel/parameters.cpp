@@ -49,9 +49,9 @@ int64_t StateSlice::column_bytes(const StateColumn& column) const {
   return gptrain::column_bytes(column, count());
 }
 
-CopyCounts Sharding::copies() const {
-  CopyCounts counts{};
-  for (size_t group = 0; group < num_copy_groups; ++group) counts[group] = places[group].size;
+ReplicaCounts Sharding::replica_counts() const {
+  ReplicaCounts counts{};
+  for (size_t group = 0; group < num_replica_groups; ++group) counts[group] = replica_ranks[group].size;
   return counts;
 }
 
@@ -75,7 +75,7 @@ UnitBufferBytes unit_buffer_bytes(const UnitRange& range, const Sharding& shardi
   };
   return {.weights = bytes(sharding.gathers_weights(), sharding.compute),
           .whole_gradients = bytes(sharding.has_gradient_buckets(), DType::f32),
-          .narrow_gradients = bytes(sharding.narrows_gradients(range.copies), sharding.reduce)};
+          .narrow_gradients = bytes(sharding.narrows_gradients(range.replicas), sharding.reduce)};
 }
 
 ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorShard>& shards,

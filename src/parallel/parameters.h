@@ -19,8 +19,8 @@
 
 namespace gptrain::inline parallel {
 
-// Division of parameters over the ranks that hold copies of them, and their dtypes. Every unit is cut into equal
-// pieces, one for each rank of its group (CopyGroup). `zero` says which data a rank holds only its piece of: 1
+// Division of parameters over the ranks that hold replicas of them, and their dtypes. Every unit is cut into equal
+// pieces, one for each rank of its group (ReplicaGroup). `zero` says which data a rank holds only its piece of: 1
 // optimizer state, 2 also gradients, 3 also weights. `zero` is 0 if there is one data rank.
 //
 // Weights are in the compute dtype. With f32 they are updated directly; with bf16 and f16 there are f32 master weights,
@@ -33,15 +33,15 @@ namespace gptrain::inline parallel {
 //   is bf16, the sum is kept in bf16 (see AccumulatedGradients). This saves 2 more bytes for each parameter, but needs
 //   f32 gradients of a whole unit while they are computed.
 struct Sharding {
-  int64_t zero = 0;                                    // ZeRO stage, 0 to 3
-  Residency weights = Residency::resident;             // place of weights, unless the stage says it
-  bool updates_apart = false;                          // updates write weights in other memory than the ops read
-  bool masters_away = false;                           // master weights of some units are not in memory (StateLayout)
-  bool gradients_away = false;                         // sums of gradients lie beside optimizer state (StateLayout)
-  std::array<CopyPlace, num_copy_groups> places = {};  // by CopyGroup
-  DType compute = DType::f32;                          // dtype of weights
-  DType reduce = DType::f32;                           // dtype in which gradients are summed over copies
-  bool pure = false;                                   // compute is bf16, and only norms have masters
+  int64_t zero = 0;                         // ZeRO stage, 0 to 3
+  Residency weights = Residency::resident;  // place of weights, unless the stage says it
+  bool updates_apart = false;               // updates write weights in other memory than the ops read
+  bool masters_away = false;                // master weights of some units are not in memory (StateLayout)
+  bool gradients_away = false;              // sums of gradients lie beside optimizer state (StateLayout)
+  std::array<ReplicaRank, num_replica_groups> replica_ranks = {};  // by ReplicaGroup
+  DType compute = DType::f32;                                      // dtype of weights
+  DType reduce = DType::f32;                                       // dtype in which gradients are summed over copies
+  bool pure = false;                                               // compute is bf16, and only norms have masters
   DType gradients = DType::f32;  // dtype of the gradients that the rank keeps: f32, or with `pure` bf16
 
   bool cuts_state() const { return gptrain::cuts_state(zero); }
@@ -53,11 +53,11 @@ struct Sharding {
   bool weights_away() const { return flow().weights == Residency::disk; }
   // Whether an update reads the weights that it writes.
   bool updates_weights() const { return compute == DType::f32 || pure; }
-  const CopyPlace& place(CopyGroup group) const { return places[static_cast<size_t>(group)]; }
-  CopyCounts copies() const;
+  const ReplicaRank& replica_rank(ReplicaGroup group) const { return replica_ranks[static_cast<size_t>(group)]; }
+  ReplicaCounts replica_counts() const;
   // Whether gradients are summed in a narrower dtype than f32, those of any unit or of units with a group.
-  bool narrows_gradients() const { return narrows_gradients(CopyGroup::data); }
-  bool narrows_gradients(CopyGroup group) const { return reduce != DType::f32 && place(group).size > 1; }
+  bool narrows_gradients() const { return narrows_gradients(ReplicaGroup::data); }
+  bool narrows_gradients(ReplicaGroup group) const { return reduce != DType::f32 && replica_rank(group).size > 1; }
   // Whether a micro-batch's gradients of a unit have an f32 buffer of their own, apart from the sum that the rank
   // keeps.
   bool has_gradient_buckets() const { return cuts_gradients() || gradients != DType::f32 || gradients_away; }
@@ -189,10 +189,10 @@ class ParameterStore {
   Matrix gradients_piece(int64_t unit) const;
   int64_t piece_elements(int64_t unit) const { return range(unit).piece_elements(); }
   // Returns this rank's piece of a unit, and the piece of the rank with a number in the unit's group.
-  UnitPiece piece(int64_t unit) const { return piece(unit, place(unit).rank); }
+  UnitPiece piece(int64_t unit) const { return piece(unit, replica_rank(unit).rank); }
   UnitPiece piece(int64_t unit, int64_t rank) const { return {rank * piece_elements(unit), piece_elements(unit)}; }
-  // Returns this rank's place among the ranks that hold copies of a unit.
-  const CopyPlace& place(int64_t unit) const { return sharding_.place(range(unit).copies); }
+  // Returns this rank's number among the ranks that hold replicas of a unit.
+  const ReplicaRank& replica_rank(int64_t unit) const { return sharding_.replica_rank(range(unit).replicas); }
   // Returns the range that this rank updates: its piece, or with ZeRO 0 the whole unit.
   UpdateRange update_range(int64_t unit) const;
   const StateColumns& columns() const { return columns_; }

@@ -74,11 +74,11 @@ class QuickSearch {
 
   void try_pipelines(RunLayout layout) {
     const bool has_stages = layout.pipeline > 1;
-    layout.zero = layout.copies() > 1 ? 1 : 0;
+    layout.zero = layout.replicas() > 1 ? 1 : 0;
     for (const int64_t most = has_stages ? layout.zero : 3 * layout.zero; layout.zero <= most; ++layout.zero)
       consider(layout);
     if (!has_stages || config_.model.num_layers % layout.pipeline != 0) return;
-    layout.zero = layout.copies() > 1 ? 1 : 0;
+    layout.zero = layout.replicas() > 1 ? 1 : 0;
     layout.virtual_stages = most_chunks;
     while (config_.model.num_layers / layout.pipeline % layout.virtual_stages != 0) --layout.virtual_stages;
     layout.schedule = PipelineOrder::interleaved;

@@ -282,7 +282,7 @@ UpdateCosts LayoutCosts::make_update_of_kind(const RunLayout& layout, size_t sta
 
 const UnitBytes& LayoutCosts::bytes(const RunLayout& layout) {
   const BytesKey key{
-      .tensor = layout.tensor, .sequence = layout.sequence, .copies = layout.copies(), .zero = layout.zero};
+      .tensor = layout.tensor, .sequence = layout.sequence, .replicas = layout.replicas(), .zero = layout.zero};
   const auto found = bytes_.find(key);
   return found != bytes_.end() ? found->second : bytes_.emplace(key, make_bytes(layout)).first->second;
 }
@@ -295,8 +295,8 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
   const RunConfig config = small_config(layout, layout.data, kind);
   const ModelSpec spec = make_spec(config.model);
   const std::vector<TensorShard> shards = shard_tensors(spec, {layout.tensor, 0});
-  const Sharding sharding{.zero = layout.copies() > 1 ? layout.zero : 0,
-                          .places = {CopyPlace{.size = layout.copies()}},
+  const Sharding sharding{.zero = layout.replicas() > 1 ? layout.zero : 0,
+                          .replica_ranks = {ReplicaRank{.size = layout.replicas()}},
                           .compute = config.precision.compute,
                           .reduce = config.precision.reduce,
                           .pure = config.precision.pure,
@@ -308,7 +308,7 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
     const auto unit = static_cast<size_t>(part_units[static_cast<size_t>(part)]);
     held[unit] = true;
     const ParameterLayout of_unit =
-        make_layout(spec, shards, sharding.copies(), layout.sequence, held, false, unit_end_for(columns));
+        make_layout(spec, shards, sharding.replica_counts(), layout.sequence, held, false, unit_end_for(columns));
     const ParameterBytes parameters = parameter_bytes(of_unit, sharding, columns);
     bytes.parameters = parameters.weights + parameters.gradients + parameters.master + parameters.state;
     if (sharding.has_gradient_buckets()) bytes.whole_gradients = of_unit.units[unit].elements * dtype_bytes(DType::f32);

@@ -148,7 +148,7 @@ class LayoutCosts {
   struct BytesKey {
     int64_t tensor;
     bool sequence;
-    int64_t copies, zero;
+    int64_t replicas, zero;
 
     auto operator<=>(const BytesKey&) const = default;
   };

@@ -38,7 +38,7 @@ struct RunLayout {
 
   int64_t world_size() const { return ranks_of_model(*this) * data; }
   // Returns the number of ranks that hold the same parameters.
-  int64_t copies() const { return context * data; }
+  int64_t replicas() const { return context * data; }
   // Whether some blocks are recomputed and others are not.
   bool mixes_recomputation() const {
     return recompute == RecomputeKind::every_nth || recompute == RecomputeKind::optimal;

@@ -261,7 +261,7 @@ void for_each_layout(const RunConfig& config, const LayoutGroup& group,
                    .pipeline = group.pipeline,
                    .data = group.data};
   const int64_t most_zero = config.comm.compression.is_low_rank() ? 1 : 3;
-  const int64_t largest_zero = layout.copies() > 1 ? most_zero : 0;
+  const int64_t largest_zero = layout.replicas() > 1 ? most_zero : 0;
   for (const int64_t micro : divisors(sequences, most_micro)) {
     layout.micro = micro;
     layout.accumulation = sequences / micro;

@@ -63,7 +63,7 @@ class ChainSolver::Tables {
   static constexpr int32_t longest_whole_chain = 128;
   static constexpr int32_t longest_segment = 64;
 
-  enum class How : uint8_t { keep, part, recomputed };
+  enum class How : uint8_t { keep, part, recompute };
 
   // Choices for the units before one unit, in the forward pass.
   struct Label {
@@ -138,7 +138,7 @@ class ChainSolver::Tables {
       if (pieces < up(pass_bytes_[at(first, split)] + chain_.gradient_bytes)) break;
       offer(pass_seconds_[at(first, split)] + rest(split + 1, up(unit(split).output_bytes)) +
                 recompute_[at(first, split)][static_cast<size_t>(pieces)],
-            {How::recomputed, split});
+            {How::recompute, split});
     }
     return best;
   }
@@ -210,7 +210,7 @@ class ChainSolver::Tables {
         for (int32_t split = i; split < std::min(n_, i + longest_) && !unit(split).always_saved; ++split) {
           if (free < pass_bytes_[at(i, split)]) break;
           const double seconds = recompute_[at(i, split)][static_cast<size_t>(free / piece_)];
-          if (seconds < never) offer_both(split + 1, 0, seconds, How::recomputed);
+          if (seconds < never) offer_both(split + 1, 0, seconds, How::recompute);
         }
       }
     }
@@ -223,12 +223,12 @@ class ChainSolver::Tables {
       const Label before = labels_[static_cast<size_t>(label.from)][label.before];
       if (label.how == How::part) {
         choices[static_cast<size_t>(label.from)] = {true, label.from};
-      } else if (label.how == How::recomputed) {
+      } else if (label.how == How::recompute) {
         choose_recompute(choices, label.from, to - 1, (room - before.kept) / piece_, label.from);
       }
       if (label.away)
         choices[static_cast<size_t>(label.from)].offload.part =
-            label.how == How::recomputed ? OffloadedPart::input : OffloadedPart::record;
+            label.how == How::recompute ? OffloadedPart::input : OffloadedPart::record;
       to = label.from;
       label = before;
     }
@@ -249,7 +249,7 @@ class ChainSolver::Tables {
       case How::part:
         choices[static_cast<size_t>(first)] = {true, first};
         return choose_recompute(choices, first + 1, last, pieces - up(u.part_bytes + u.output_bytes), begin);
-      case How::recomputed:
+      case How::recompute:
         choose_recompute(choices, step.split + 1, last, pieces - up(unit(step.split).output_bytes), begin);
         return choose_recompute(choices, first, step.split, pieces, first);
     }

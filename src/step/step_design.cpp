@@ -45,13 +45,13 @@ bool has_masters(const PrecisionConfig& precision) { return precision.compute !=
 
 // Returns the sharding. With one rank that holds the parameters, ZeRO is off.
 Sharding make_sharding(const StepConfig& config, const StepChoices& choices, const RankGroups& groups) {
-  const CopyPlace data = groups.place(CopyGroup::data);
+  const ReplicaRank data = groups.replica_rank(ReplicaGroup::data);
   return {.zero = data.size > 1 ? config.parallel.zero : 0,
           .weights = choices.weights,
           .updates_apart = choices.updates_on_host,
           .masters_away = choices.keeps_state_on_disk() && has_masters(config.precision),
           .gradients_away = choices.gradients_on_disk,
-          .places = {data, groups.place(CopyGroup::expert_data)},
+          .replica_ranks = {data, groups.replica_rank(ReplicaGroup::expert_data)},
           .compute = config.precision.compute,
           .reduce = config.precision.reduce,
           .pure = config.precision.pure,
@@ -62,17 +62,17 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model, b
   const UnitChoices& choices = design.choices.units;
   const bool keeps_narrow = design.sharding.gradients != DType::f32 || design.sharding.gradients_away;
   const int32_t phases = compresses && (design.messages.is_low_rank() || !design.sharding.cuts_state()) ? 2 : 1;
-  ScheduleOptions options{
-      .micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
-      .units = std::vector<UnitTraits>(static_cast<size_t>(model.num_layers())),
-      .stages = design.stages,
-      .flow = design.sharding.flow(),
-      .narrow_sums = design.sharding.narrows_gradients() || compresses,
-      .tied_head = design.config.model.tied_head,
-      .joint_backward = design.tensor.size > 1,
-      .keeps_narrow = keeps_narrow,
-      .sums_under_way = 1 + phases,
-      .sums_alone = keeps_narrow && design.sharding.place(CopyGroup::data).size == 1 && design.tensor.size == 1};
+  ScheduleOptions options{.micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
+                          .units = std::vector<UnitTraits>(static_cast<size_t>(model.num_layers())),
+                          .stages = design.stages,
+                          .flow = design.sharding.flow(),
+                          .narrow_sums = design.sharding.narrows_gradients() || compresses,
+                          .tied_head = design.config.model.tied_head,
+                          .joint_backward = design.tensor.size > 1,
+                          .keeps_narrow = keeps_narrow,
+                          .sums_under_way = 1 + phases,
+                          .sums_alone = keeps_narrow && design.sharding.replica_rank(ReplicaGroup::data).size == 1 &&
+                                        design.tensor.size == 1};
   for (size_t unit = 0; unit < options.units.size(); ++unit) {
     options.units[unit].kind = design.spec.units[unit].kind;
     if (compresses && design.messages.units[unit].is_coded()) options.units[unit].sum_phases = phases;
@@ -146,8 +146,8 @@ StepDesign begin_design(const RunConfig& config, const RankGroups& groups, const
     holds[unit] = held.holds(static_cast<int32_t>(with));
   }
   design.columns = columns;
-  design.layout = make_layout(design.spec, design.shards, sharding.copies(), design.sequence, holds, held.table_twice(),
-                              unit_end_for(design.columns));
+  design.layout = make_layout(design.spec, design.shards, sharding.replica_counts(), design.sequence, holds,
+                              held.table_twice(), unit_end_for(design.columns));
   return design;
 }
 

@@ -210,17 +210,17 @@ std::vector<StateSlice> TrainingStep::written_state() const {
 
 std::vector<StateSlice> TrainingStep::copy_state() { return snapshot_->copy(written_state(), parameters_->columns()); }
 
-uint32_t TrainingStep::weights_checksum(CopyGroup copies) const {
+uint32_t TrainingStep::weights_checksum(ReplicaGroup replicas) const {
   if (design_->sharding.gathers_weights()) return 0;
   wait_all();
-  // Experts with copies of their own lie between the other units and the f32 norms.
+  // Experts with replicas of their own lie between the other units and the f32 norms.
   const ParameterLayout& layout = design_->layout;
   const auto first = std::find_if(layout.units.begin(), layout.units.end(),
-                                  [](const UnitRange& unit) { return unit.copies == CopyGroup::expert_data; });
+                                  [](const UnitRange& unit) { return unit.replicas == ReplicaGroup::expert_data; });
   const int64_t element = dtype_bytes(design_->sharding.compute), end = layout.elements * element;
   const int64_t begin = first == layout.units.end() ? end : first->offset * element;
   std::byte* const weights = arena(MemoryClass::weights);
-  if (copies == CopyGroup::expert_data) return device_crc32c(backend_, weights + begin, end - begin, 0);
+  if (replicas == ReplicaGroup::expert_data) return device_crc32c(backend_, weights + begin, end - begin, 0);
   const uint32_t crc = device_crc32c(backend_, weights, begin, 0);
   return device_crc32c(backend_, weights + end, memory_of(MemoryClass::weights).bytes() - end, crc);
 }

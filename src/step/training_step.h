@@ -144,9 +144,9 @@ class TrainingStep {
   // Copies the part of the state that this rank writes to a checkpoint, written_state(): see StateSnapshot::copy. Not
   // collective. REQUIRES: take_snapshot_memory was called.
   std::vector<StateSlice> copy_state();
-  // Returns the CRC-32C of the weights of which the ranks of a group have copies. 0 with ZeRO 3, where no two ranks
+  // Returns the CRC-32C of the weights of which the ranks of a group have replicas. 0 with ZeRO 3, where no two ranks
   // hold the same weights. Not collective.
-  uint32_t weights_checksum(CopyGroup copies) const;
+  uint32_t weights_checksum(ReplicaGroup replicas) const;
   // Returns the overflow of experts that has made a step or an evaluation void; the same on the ranks that share them.
   const ExpertOverflow& expert_overflow() const { return overflow_; }
   // Returns the CRC-32C of the norms' weights, which is the same on all tensor ranks. 0 with ZeRO 3. Not collective.

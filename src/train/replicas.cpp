@@ -26,9 +26,9 @@ void compare_replicas(const RunContext& context, const TrainingStep& step, int64
           after_step, what, rank, world.host(rank), ranks[0], world.host(static_cast<int>(ranks[0])));
     }
   };
-  for (const CopyGroup copies : {CopyGroup::data, CopyGroup::expert_data}) {
-    const GroupKind kind = kind_of(copies);
-    if (groups.group(kind) != nullptr) compare(kind, "weights", step.weights_checksum(copies));
+  for (const ReplicaGroup replicas : {ReplicaGroup::data, ReplicaGroup::expert_data}) {
+    const GroupKind kind = kind_of(replicas);
+    if (groups.group(kind) != nullptr) compare(kind, "weights", step.weights_checksum(replicas));
   }
   if (groups.group(GroupKind::tensor) != nullptr) compare(GroupKind::tensor, "norms", step.norms_checksum());
   agree_on(context.all(), world, [&] {

@@ -31,7 +31,7 @@ struct Elements {
 inline Elements elements_of(const ModelConfig& m, int64_t t, int64_t d) {
   const int64_t h = m.hidden_size, f = m.ffn_hidden_size / t;
   const int64_t heads = m.num_heads / t;
-  const int64_t kv_heads = std::max<int64_t>(m.num_kv_heads / t, 1);  // at least one: replicas
+  const int64_t kv_heads = std::max<int64_t>(m.num_kv_heads / t, 1);  // at least one: several ranks hold it
   const int64_t qkv = (heads + 2 * kv_heads) * m.head_size;
   const int64_t ffn_in = (is_gated(m.activation) ? 2 : 1) * f;
   const int64_t vocabulary = padded((m.vocab_size + t - 1) / t, vocab_multiple) * h;

@@ -49,7 +49,7 @@ Checksums checksums(const RunConfig& config, int64_t world_size, int64_t changed
       const bool wanted = rank.step.spec().tensors[static_cast<size_t>(piece.tensor)].name == tensor;
       if (wanted && rank.groups.rank() == changed) piece.weight[0] += 1;
     }
-    found.weights[static_cast<size_t>(rank.groups.rank())] = rank.step.weights_checksum(CopyGroup::data);
+    found.weights[static_cast<size_t>(rank.groups.rank())] = rank.step.weights_checksum(ReplicaGroup::data);
     found.norms[static_cast<size_t>(rank.groups.rank())] = rank.step.norms_checksum();
   });
   return found;

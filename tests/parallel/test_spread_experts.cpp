@@ -158,8 +158,8 @@ TEST_CASE("ranks with copies of weights agree on their checksums") {
   Wrapping wrapping;
   wrapping.after = [&](RankContext& rank) {
     const auto number = static_cast<size_t>(rank.groups.rank());
-    dense[number] = rank.step.weights_checksum(CopyGroup::data);
-    experts[number] = rank.step.weights_checksum(CopyGroup::expert_data);
+    dense[number] = rank.step.weights_checksum(ReplicaGroup::data);
+    experts[number] = rank.step.weights_checksum(ReplicaGroup::expert_data);
   };
   for (const char* compute : {"precision.compute=fp32", "precision.compute=bf16"}) {
     train_on_ranks(config_on(softmax_moe, {4, {"parallel.expert=2", "parallel.zero=1", "batch.micro=2", compute}}), 4,

@@ -167,7 +167,7 @@ TrafficTable norms_traffic(const Sizes& s) {
 }
 
 // Gradients of key-value heads that several ranks hold: weights [2 D, h] and biases [2 D].
-TrafficTable replicas_traffic(const Sizes& s) {
+TrafficTable kv_heads_traffic(const Sizes& s) {
   Expected e(s.t > s.model.num_kv_heads ? s.t / s.model.num_kv_heads : 1);
   const int64_t rows = 2 * s.model.head_size;
   e.all_reduces(s.reductions * s.layers, rows * s.model.hidden_size * 4);
@@ -363,7 +363,7 @@ TEST_CASE("each group of each lane sends the bytes of the closed formulas, in th
     };
     of(LaneKind::tensor, GroupKind::tensor) = tensor_traffic(sizes);
     of(LaneKind::gradients, GroupKind::tensor) = norms_traffic(sizes);
-    of(LaneKind::gradients, GroupKind::replicas) = replicas_traffic(sizes);
+    of(LaneKind::gradients, GroupKind::kv_heads) = kv_heads_traffic(sizes);
     of(LaneKind::gradients, GroupKind::data) = gradients_traffic(sizes, parameters);
     of(LaneKind::gradients, GroupKind::world) = world_traffic(sizes, spec);
     of(LaneKind::weights, GroupKind::data) = weights_traffic(sizes, parameters);

@@ -25,10 +25,10 @@ std::vector<Reduction> reductions_of(const ModelSpec& spec, const std::vector<Te
     const int64_t start = segments[i].offset - unit.offset;
     if (use == NormUse::of_heads || use == NormUse::router || (use == NormUse::of_rows && sequence_parallel))
       reductions.push_back({ReductionGroup::tensor, start, segments[i].count});
-    if (shards[i].replicas_count > 0)
-      reductions.push_back({ReductionGroup::kv_heads, start + shards[i].replicas_first, shards[i].replicas_count});
+    if (shards[i].shared_kv_count > 0)
+      reductions.push_back({ReductionGroup::kv_heads, start + shards[i].shared_kv_first, shards[i].shared_kv_count});
   }
-  reductions.push_back({ReductionGroup::copies, 0, unit.elements});
+  reductions.push_back({ReductionGroup::replicas, 0, unit.elements});
   return reductions;
 }
 
@@ -46,16 +46,17 @@ bool comes_last(const TensorSpec& tensor, UnitEnd end) {
   return tensor.of_block_matrix;
 }
 
-ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards, const CopyCounts& copies,
-                            bool sequence_parallel, const std::vector<bool>& held, bool table_twice, UnitEnd end) {
+ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                            const ReplicaCounts& replica_counts, bool sequence_parallel, const std::vector<bool>& held,
+                            bool table_twice, UnitEnd end) {
   ParameterLayout layout;
   layout.end = end;
   const int64_t multiple = end == UnitEnd::block_state ? state_block : segment_multiple;
   layout.segments.resize(spec.tensors.size());
   size_t tensor = 0;
   for (size_t unit = 0; unit < spec.units.size(); ++unit) {
-    const CopyGroup group = spec.units[unit].copies;
-    const int64_t pieces = copies[static_cast<size_t>(group)];
+    const ReplicaGroup group = spec.units[unit].replicas;
+    const int64_t pieces = replica_counts[static_cast<size_t>(group)];
     layout.elements = round_up(layout.elements, unit_multiple * pieces);
     layout.piece_elements = round_up(layout.piece_elements, unit_multiple);
     UnitRange range{.offset = layout.elements,
@@ -65,7 +66,7 @@ ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard
                     .first_tensor = static_cast<int64_t>(tensor),
                     .num_tensors = 0,
                     .reductions = {},
-                    .copies = group,
+                    .replicas = group,
                     .pieces = pieces,
                     .piece_offset = layout.piece_elements};
     const size_t first = tensor;

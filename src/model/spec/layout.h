@@ -34,16 +34,16 @@ struct Segment {
 // Ranks over which gradients are summed.
 enum class ReductionGroup : uint8_t {
   tensor,    // all ranks of the tensor axis; each has the gradients of its own rows or heads (see NormUse)
-  kv_heads,  // tensor ranks with the same keys' and values' heads (see TensorShard::replicas_first)
-  copies,    // the unit's CopyGroup; each rank gets its piece of the sum
+  kv_heads,  // tensor ranks with the same keys' and values' heads (see TensorShard::shared_kv_first)
+  replicas,  // the unit's ReplicaGroup; each rank gets its piece of the sum
   tied,      // the first and the last stage, which both hold the token table of a tied head
 };
 
-// By CopyGroup: number of ranks of the group.
-using CopyCounts = std::array<int64_t, num_copy_groups>;
+// By ReplicaGroup: number of ranks of the group.
+using ReplicaCounts = std::array<int64_t, num_replica_groups>;
 
-// A rank's place in such a group.
-struct CopyPlace {
+// Size of a ReplicaGroup, and this rank's number in it.
+struct ReplicaRank {
   int64_t size = 1;
   int64_t rank = 0;
 };
@@ -64,13 +64,13 @@ struct UnitRange {
   int64_t before_last;    // elements before the tensors of UnitEnd; `elements` if it has none
   int64_t first_tensor;   // index in ModelSpec::tensors
   int64_t num_tensors;
-  // Reductions in order of execution: ranges summed over tensor ranks, then the whole unit over its copies, then,
+  // Reductions in order of execution: ranges summed over tensor ranks, then the whole unit over its replicas, then,
   // after the last micro-batch, the token table that two stages hold.
   std::vector<Reduction> reductions;
   // Total rows and columns of all matrices in the unit, over all ranks; a tensor of several matrices counts its columns
   // for each.
   int64_t matrix_rows = 0, matrix_cols = 0;
-  CopyGroup copies = CopyGroup::data;
+  ReplicaGroup replicas = ReplicaGroup::data;
   int64_t pieces = 1;        // ranks of the group; the rank with number r in it has piece r
   int64_t piece_offset = 0;  // elements; start of the rank's piece in a buffer of its pieces only
 
@@ -88,11 +88,12 @@ struct ParameterLayout {
   int64_t held_elements(bool in_pieces) const { return in_pieces ? piece_elements : elements; }
 };
 
-// RETURNS the layout of a rank. `copies`: ranks of each group. sequence_parallel: each tensor rank has only some rows
-// of the residual stream. `held`: for each unit, whether the rank holds it; empty: all. table_twice: two stages hold
-// the token table.
-ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards, const CopyCounts& copies,
-                            bool sequence_parallel = false, const std::vector<bool>& held = {},
-                            bool table_twice = false, UnitEnd end = UnitEnd::matrices);
+// RETURNS the layout of a rank. `replica_counts`: ranks of each group. sequence_parallel: each tensor rank has only
+// some rows of the residual stream. `held`: for each unit, whether the rank holds it; empty: all. table_twice: two
+// stages hold the token table.
+ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard>& shards,
+                            const ReplicaCounts& replica_counts, bool sequence_parallel = false,
+                            const std::vector<bool>& held = {}, bool table_twice = false,
+                            UnitEnd end = UnitEnd::matrices);
 
 }  // namespace gptrain::spec

@@ -27,8 +27,9 @@ Rows rows_of(const Section& section, const TensorSpec& tensor, TensorRank tensor
     const int64_t count = quotient(pieces, tensor_rank.size, tensor) * section.group_rows;
     return {tensor_rank.rank * count, count, true, false};
   }
-  const int64_t replicas = quotient(tensor_rank.size, pieces, tensor);
-  return {tensor_rank.rank / replicas * section.group_rows, section.group_rows, tensor_rank.rank % replicas == 0, true};
+  const int64_t ranks_of_head = quotient(tensor_rank.size, pieces, tensor);
+  return {tensor_rank.rank / ranks_of_head * section.group_rows, section.group_rows,
+          tensor_rank.rank % ranks_of_head == 0, true};
 }
 
 TensorShard whole(const TensorSpec& tensor, TensorRank tensor_rank) {
@@ -69,8 +70,8 @@ TensorShard by_rows(const TensorSpec& tensor, TensorRank tensor_rank) {
       box.shape.push_back(cols);
     }
     if (rows.replicated) {
-      if (shard.replicas_count == 0) shard.replicas_first = box.local_offset;
-      shard.replicas_count += rows.count * cols;
+      if (shard.shared_kv_count == 0) shard.shared_kv_first = box.local_offset;
+      shard.shared_kv_count += rows.count * cols;
     }
     // Rows that are neighbours in the global tensor become one box, so that a single rank has one box for the tensor.
     ShardBox* const last = shard.boxes.empty() ? nullptr : &shard.boxes.back();
@@ -158,7 +159,7 @@ int64_t vocabulary_rows(int64_t vocab_size, int64_t tensor_size) {
   return (vocab_size + multiple - 1) / multiple * vocab_multiple;
 }
 
-int64_t kv_replicas(const ModelConfig& model, int64_t tensor_size) {
+int64_t ranks_of_kv_head(const ModelConfig& model, int64_t tensor_size) {
   return tensor_size > model.num_kv_heads ? tensor_size / model.num_kv_heads : 1;
 }
 

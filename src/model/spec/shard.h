@@ -35,10 +35,10 @@ struct ShardBox {
 struct TensorShard {
   std::vector<int64_t> shape;   // local, padding included
   std::vector<ShardBox> boxes;  // disjoint, in the order of their local offsets; empty if the rank has padding only
-  // Elements [replicas_first, replicas_first + replicas_count) of the local tensor are keys' and values' heads that
+  // Elements [shared_kv_first, shared_kv_first + shared_kv_count) of the local tensor are keys' and values' heads that
   // other ranks hold, too (fewer heads than ranks); their gradients are summed over these ranks.
-  int64_t replicas_first = 0;
-  int64_t replicas_count = 0;
+  int64_t shared_kv_first = 0;
+  int64_t shared_kv_count = 0;
   // Numbering of blocks of state_block elements, for tensors with TensorSpec::has_block_state. The first block begins
   // with the local tensor; padding after the boxes has none. Ranks with different elements have different blocks,
   // numbered rank after rank; this rank's begin at blocks_first of blocks_total.
@@ -66,6 +66,6 @@ int64_t vocabulary_rows(int64_t vocab_size, int64_t tensor_size);
 
 // RETURNS the number of ranks with the same key/value head: tensor_size / num_kv_heads with fewer heads than ranks,
 // else 1.
-int64_t kv_replicas(const ModelConfig& model, int64_t tensor_size);
+int64_t ranks_of_kv_head(const ModelConfig& model, int64_t tensor_size);
 
 }  // namespace gptrain::spec

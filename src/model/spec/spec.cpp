@@ -165,7 +165,7 @@ class SpecBuilder {
   void add_experts_unit(int64_t layer) {
     const auto block = static_cast<size_t>(layer) + 1;
     begin_unit(UnitKind::experts, layer, fmt::format("blocks.{}.", layer));
-    spec_.units.back().copies = CopyGroup::expert_data;
+    spec_.units.back().replicas = ReplicaGroup::expert_data;
     spec_.units[block].experts = static_cast<int32_t>(spec_.units.size()) - 1;
     part_ = ModelPart::ffn;
     add_experts(model_.ffn(layer).hidden_size);

@@ -183,21 +183,21 @@ TEST_CASE("the vocabulary is padded at its end, and a rank may hold padding only
   }
 }
 
-TEST_CASE("replicas are the keys' and values' heads that several ranks hold") {
+TEST_CASE("shared heads are the keys' and values' heads that several ranks hold") {
   ModelConfig m;
   m.num_kv_heads = 2;
-  CHECK(kv_replicas(m, 1) == 1);
-  CHECK(kv_replicas(m, 2) == 1);
-  CHECK(kv_replicas(m, 4) == 2);
-  CHECK(kv_replicas(m, 8) == 4);
+  CHECK(ranks_of_kv_head(m, 1) == 1);
+  CHECK(ranks_of_kv_head(m, 2) == 1);
+  CHECK(ranks_of_kv_head(m, 4) == 2);
+  CHECK(ranks_of_kv_head(m, 8) == 4);
   for (const ShardedModel& model : sharded_models()) {
     const bool replicated = model.tensor_size > model.model.num_kv_heads;
     for (int64_t rank = 0; rank < model.tensor_size; ++rank) {
       const TensorShard& qkv = shard_of(model, rank, "blocks.0.attention.qkv.weight");
       const int64_t head_elements = model.model.head_size * model.model.hidden_size;
-      CHECK(qkv.replicas_count == (replicated ? 2 * head_elements : 0));
-      if (replicated) CHECK(qkv.replicas_first == qkv.count() - qkv.replicas_count);
-      CHECK(shard_of(model, rank, "blocks.0.ffn.in.weight").replicas_count == 0);
+      CHECK(qkv.shared_kv_count == (replicated ? 2 * head_elements : 0));
+      if (replicated) CHECK(qkv.shared_kv_first == qkv.count() - qkv.shared_kv_count);
+      CHECK(shard_of(model, rank, "blocks.0.ffn.in.weight").shared_kv_count == 0);
     }
   }
 }
@@ -260,13 +260,13 @@ TEST_CASE("each unit lists the ranges that are summed over tensor ranks, and at 
         const bool of_rows = !of_heads && tensor.name.find("norm") != std::string::npos;
         if (of_heads || (of_rows && sequence))
           expected[unit].push_back({ReductionGroup::tensor, start, tensor.count()});
-        if (tensor.name.find("qkv") != std::string::npos && shards[i].replicas_count > 0)
+        if (tensor.name.find("qkv") != std::string::npos && shards[i].shared_kv_count > 0)
           expected[unit].push_back(
-              {ReductionGroup::kv_heads, start + shards[i].replicas_first, shards[i].replicas_count});
+              {ReductionGroup::kv_heads, start + shards[i].shared_kv_first, shards[i].shared_kv_count});
       }
       for (size_t unit = 0; unit < layout.units.size(); ++unit) {
         INFO("unit " << unit);
-        expected[unit].push_back({ReductionGroup::copies, 0, layout.units[unit].elements});
+        expected[unit].push_back({ReductionGroup::replicas, 0, layout.units[unit].elements});
         const std::vector<Reduction>& reductions = layout.units[unit].reductions;
         REQUIRE(reductions.size() == expected[unit].size());
         for (size_t i = 0; i < reductions.size(); ++i) {

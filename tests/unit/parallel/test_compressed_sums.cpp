@@ -70,8 +70,9 @@ class Rank {
         spec_(make_spec(config.model)),
         shards_(shard_tensors(spec_, {1, 0})),
         sharding_{.zero = config.parallel.zero,
-                  .places = {groups_.place(CopyGroup::data), groups_.place(CopyGroup::expert_data)}},
-        layout_(make_layout(spec_, shards_, sharding_.copies())),
+                  .replica_ranks = {groups_.replica_rank(ReplicaGroup::data),
+                                    groups_.replica_rank(ReplicaGroup::expert_data)}},
+        layout_(make_layout(spec_, shards_, sharding_.replica_counts())),
         messages_(make_gradient_messages(config.comm.compression, spec_, shards_, layout_, 1)) {
     const ParameterBytes bytes = parameter_bytes(layout_, sharding_, {});
     weights_.resize(static_cast<size_t>(bytes.weights));
@@ -168,7 +169,7 @@ class Rank {
                             .state = &state_,
                             .rank = config_.comm.compression.rank,
                             .seed = 7});
-    return {*store_, groups_, *backend_, nullptr, [this](const ReductionContext& context, CopyGroup) {
+    return {*store_, groups_, *backend_, nullptr, [this](const ReductionContext& context, ReplicaGroup) {
               return messages_.is_low_rank() ? make_low_rank_reducer(context, *compression_)
                                              : make_compressed_reducer(context, *compression_);
             }};

@@ -30,8 +30,8 @@ TEST_CASE("tensor ranks lie next to each other, data ranks see other samples") {
   CHECK(group_ranks(config, mesh, 6, GroupKind::world) == Ranks{0, 1, 2, 3, 4, 5, 6, 7});
   CHECK(group_ranks(config, mesh, 6, GroupKind::tensor) == Ranks{4, 5, 6, 7});
   CHECK(group_ranks(config, mesh, 6, GroupKind::data) == Ranks{2, 6});
-  CHECK(group_ranks(config, mesh, 6, GroupKind::replicas) == Ranks{6, 7});
-  CHECK(group_ranks(config, mesh, 5, GroupKind::replicas) == Ranks{4, 5});
+  CHECK(group_ranks(config, mesh, 6, GroupKind::kv_heads) == Ranks{6, 7});
+  CHECK(group_ranks(config, mesh, 5, GroupKind::kv_heads) == Ranks{4, 5});
 }
 
 TEST_CASE("stages of a pipeline are far apart, and its ends hold a tied table") {
@@ -129,10 +129,10 @@ TEST_CASE("a lane has what its largest group takes, and only lanes that reduce t
   CHECK(planned_exchange_bytes(processes, staged) == ExchangeBytes{(4 + 16 + 2) * (int64_t{256} << 10), 0});
 }
 
-TEST_CASE("without fewer heads than ranks a group of replicas is the rank alone") {
+TEST_CASE("without fewer heads than ranks a group of key and value heads is the rank alone") {
   const RunConfig config = small_config(Family::llama, {"parallel.tensor=2", "batch.micro=2"}, 4);
   const Mesh mesh = make_mesh(config, 4);
-  for (int64_t rank = 0; rank < 4; ++rank) CHECK(group_ranks(config, mesh, rank, GroupKind::replicas) == Ranks{rank});
+  for (int64_t rank = 0; rank < 4; ++rank) CHECK(group_ranks(config, mesh, rank, GroupKind::kv_heads) == Ranks{rank});
 }
 
 TEST_CASE("a world that does not divide into model replicas is refused") {
@@ -168,15 +168,15 @@ TEST_CASE("a planned rank knows its place, and has no groups of one") {
   CHECK(groups.num_data_ranks() == 2);
   REQUIRE(groups.group(LaneKind::tensor, GroupKind::tensor) != nullptr);
   CHECK(groups.group(LaneKind::tensor, GroupKind::tensor)->rank() == 1);
-  for (const GroupKind kind : {GroupKind::world, GroupKind::replicas, GroupKind::data})
+  for (const GroupKind kind : {GroupKind::world, GroupKind::kv_heads, GroupKind::data})
     REQUIRE(groups.group(LaneKind::gradients, kind) != nullptr);
-  CHECK(groups.group(LaneKind::gradients, GroupKind::replicas)->rank() == 1);
-  CHECK(groups.group(LaneKind::gradients, GroupKind::replicas)->size() == 2);
+  CHECK(groups.group(LaneKind::gradients, GroupKind::kv_heads)->rank() == 1);
+  CHECK(groups.group(LaneKind::gradients, GroupKind::kv_heads)->size() == 2);
   // A group that a lane does not use must not pass for a group of one rank.
   CHECK_THROWS_WITH(groups.group(LaneKind::weights, GroupKind::world), "the lane weights has no group world");
   CHECK(groups.group(LaneKind::send_next, GroupKind::next) == nullptr);
   const RankGroups alone(small_config(Family::llama), 1, 0);
-  for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::replicas, GroupKind::data})
+  for (const GroupKind kind : {GroupKind::world, GroupKind::tensor, GroupKind::kv_heads, GroupKind::data})
     CHECK(alone.group(LaneKind::gradients, kind) == nullptr);
   for (size_t lane = 0; lane < num_lanes; ++lane) CHECK_FALSE(alone.works(static_cast<LaneKind>(lane)));
 }

@@ -1,4 +1,4 @@
-// Parameters of which copies are on other ranks than those of the rest, and the mesh of experts.
+// Parameters whose replicas are on other ranks than those of the rest, and the mesh of experts.
 #include <cmath>
 #include <memory>
 #include <string>
@@ -51,7 +51,7 @@ class HalvedReducer final : public GradientReducer {
     const UnitRange& range = context_.parameters.layout().units[static_cast<size_t>(unit)];
     const int64_t half = range.elements / 2;
     return context_.groups.lane(LaneKind::gradients)
-        .all_reduce(context_.groups.group(LaneKind::gradients, kind_of(range.copies)),
+        .all_reduce(context_.groups.group(LaneKind::gradients, kind_of(range.replicas)),
                     reinterpret_cast<float*>(of.whole) + phase * half, phase == 0 ? half : range.elements - half,
                     DType::f32);
   }
@@ -60,7 +60,7 @@ class HalvedReducer final : public GradientReducer {
   const ReductionContext context_;
 };
 
-// A rank with the parameters of a small model. One of its units has copies on few of the data ranks.
+// A rank with the parameters of a small model. One of its units has replicas on few of the data ranks.
 class Rank {
  public:
   Rank(World& world, const RunConfig& config, int64_t experts)
@@ -71,11 +71,12 @@ class Rank {
         spec_(make_spec(config.model)),
         shards_(shard_tensors(spec_, {1, 0})),
         sharding_{.zero = config.parallel.zero,
-                  .places = {groups_.place(CopyGroup::data), groups_.place(CopyGroup::expert_data)},
+                  .replica_ranks = {groups_.replica_rank(ReplicaGroup::data),
+                                    groups_.replica_rank(ReplicaGroup::expert_data)},
                   .compute = config.precision.compute,
                   .reduce = config.precision.reduce} {
-    spec_.units[expert_unit].copies = CopyGroup::expert_data;
-    layout_ = make_layout(spec_, shards_, sharding_.copies());
+    spec_.units[expert_unit].replicas = ReplicaGroup::expert_data;
+    layout_ = make_layout(spec_, shards_, sharding_.replica_counts());
     const ParameterBytes bytes = parameter_bytes(layout_, sharding_, {});
     weights_.resize(static_cast<size_t>(bytes.weights));
     gradients_.resize(static_cast<size_t>(bytes.gradients));
@@ -111,7 +112,7 @@ class Rank {
     }
   }
 
-  // Gradients of a unit are summed over the ranks with copies of it, and over no other.
+  // Gradients of a unit are summed over the ranks with replicas of it, and over no other.
   void check_sums(const ParameterExchange::ReducerMaker& make, int phases) {
     ParameterExchange exchange(*store_, groups_, *backend_, nullptr, make);
     for (int64_t unit = 0; unit < store_->num_parameter_units(); ++unit) {
@@ -152,7 +153,7 @@ class Rank {
 
 }  // namespace
 
-TEST_CASE("a unit's parameters may have copies on half of the data ranks, or on none") {
+TEST_CASE("a unit's parameters may have replicas on half of the data ranks, or on none") {
   for (const int64_t experts : {2, 4}) {
     for (const std::string zero : {"0", "1", "2", "3"}) {
       for (const std::string precision : {"fp32", "bf16"}) {
@@ -167,7 +168,8 @@ TEST_CASE("a unit's parameters may have copies on half of the data ranks, or on 
           if (cuts_state(config.parallel.zero)) rank.check_gathers();
           rank.check_sums(make_reducer, 1);
           rank.check_sums(
-              [](const ReductionContext& context, CopyGroup) { return std::make_unique<HalvedReducer>(context); }, 2);
+              [](const ReductionContext& context, ReplicaGroup) { return std::make_unique<HalvedReducer>(context); },
+              2);
         }));
       }
     }
