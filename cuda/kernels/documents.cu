@@ -20,8 +20,8 @@ struct Steps {
 struct TableOperands {
   const int32_t* document_starts;  // [batch, tokens]
   int64_t tokens;
-  int64_t sequences, room;  // sequences per piece, and documents that fit
-  int32_t* overflow;        // [batch]
+  int64_t sequences, capacity;  // sequences per piece, and documents that fit
+  int32_t* overflow;            // [batch]
   // Addresses for the first piece (see DocumentTable). The next piece is piece_bytes further, the next operand's
   // offsets array_bytes.
   int32_t *first_rows, *lengths;
@@ -74,7 +74,7 @@ __device__ inline int number_documents(const TableOperands& op, int32_t* first_r
     }
     for (int i = 0; i < tokens_of_thread; ++i) {
       if (!begins[i]) continue;
-      if (number <= op.room) first_rows[number] = static_cast<int32_t>(row + i);
+      if (number <= op.capacity) first_rows[number] = static_cast<int32_t>(row + i);
       ++number;
     }
     __syncthreads();  // until no thread reads the counts
@@ -86,17 +86,17 @@ __global__ void __launch_bounds__(num_threads) fill_table(TableOperands op) {
   const int64_t piece = blockIdx.x;
   int32_t* const first_rows = later(op.first_rows, piece * op.piece_bytes);
   const int found = number_documents(op, first_rows);
-  for (int64_t i = threadIdx.x; i <= op.room; i += num_threads) {
+  for (int64_t i = threadIdx.x; i <= op.capacity; i += num_threads) {
     if (i >= found) first_rows[i] = static_cast<int32_t>(op.sequences * op.tokens);
   }
   for (int64_t i = threadIdx.x; i < op.sequences; i += num_threads)
-    op.overflow[piece * op.sequences + i] = found > op.room ? 1 : 0;
+    op.overflow[piece * op.sequences + i] = found > op.capacity ? 1 : 0;
   __syncthreads();
   int32_t* const lengths = later(op.lengths, piece * op.piece_bytes);
   int64_t* const offsets = later(op.offsets, piece * op.piece_bytes);
-  for (int64_t i = threadIdx.x; i <= op.room; i += num_threads) {
+  for (int64_t i = threadIdx.x; i <= op.capacity; i += num_threads) {
     const int64_t first = first_rows[i];
-    if (i < op.room) lengths[i] = first_rows[i + 1] - first_rows[i];
+    if (i < op.capacity) lengths[i] = first_rows[i + 1] - first_rows[i];
     const int64_t sequence = first / op.tokens, token = first % op.tokens;
     for (int n = 0; n < op.num_steps; ++n)
       later(offsets, n * op.array_bytes)[i] = sequence * op.steps[n].of_sequence + token * op.steps[n].of_token;
@@ -114,7 +114,7 @@ TableOperands operands_of(const DocumentTable& table, const Op& op) {
   TableOperands operands{.document_starts = op.mask.document_starts,
                          .tokens = op.sequence_length,
                          .sequences = table.sequences(),
-                         .room = table.documents(),
+                         .capacity = table.documents(),
                          .overflow = table.overflow(),
                          .first_rows = table.first_rows(0),
                          .lengths = table.lengths(0),
