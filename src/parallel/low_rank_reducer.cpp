@@ -48,7 +48,7 @@ class LowRankReducer final : public GradientReducer {
   }
 
   void finish(int64_t unit, const UnitGradients& of) override {
-    const double share = 1 / static_cast<double>(context_.parameters.place(unit).size);
+    const double share = 1 / static_cast<double>(context_.parameters.replica_rank(unit).size);
     for (const LowRankMatrix& matrix : messages(unit).factors.matrices) {
       const Matrix x = values(matrix, of), left_behind = errors(compression_.errors, matrix);
       multiply(matrix, of, left_behind);
