@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <vector>
 
 #include "ops/cpu/cpu_ops.h"
 
@@ -48,6 +49,32 @@ const Numbers& numbers(DType dtype) {
   return dtype == DType::f8e4m3 ? e4m3 : e5m2;
 }
 
+// Columns of a product that are summed side by side: one column's additions wait for each other.
+constexpr int64_t block_cols = 8;
+using BlockSums = std::array<double, block_cols>;
+
+// Returns the product of a row of codes and `b`, the decoded [K, block_cols].
+BlockSums product_of_row(const uint8_t* a, const Numbers& of_a, const std::vector<float>& b) {
+  BlockSums sums{};
+  const auto num_terms = b.size() / block_cols;
+  for (size_t k = 0; k < num_terms; ++k) {
+    const float x = of_a[a[k]];
+    for (size_t col = 0; col < block_cols; ++col) sums[col] += static_cast<double>(x * b[k * block_cols + col]);
+  }
+  return sums;
+}
+
+void store_sum(const ScaledProduct& op, int64_t row, int64_t col, double sum) {
+  if (op.bias.given()) sum += static_cast<double>(to_float(op.bias.as<bf16>()[col]));
+  const int64_t place = row * op.c.stride + col;
+  if (op.c.dtype == DType::bf16) {
+    op.c.as<bf16>()[place] = to_bf16(static_cast<float>(sum));
+    return;
+  }
+  float& c = op.c.as<float>()[place];
+  c = static_cast<float>(op.accumulate ? sum + static_cast<double>(c) : sum);
+}
+
 }  // namespace
 
 void cpu_run(const Amax& op, const CpuContext&) {
@@ -87,21 +114,17 @@ void cpu_run(const ScaledProduct& op, const CpuContext& context) {
   const Numbers& of_b = numbers(op.b.dtype);
   const double scale = static_cast<double>(*op.a_scale.as<float>()) * static_cast<double>(*op.b_scale.as<float>());
   parallel_shares(context.num_threads, op.a.rows, [&](int64_t first, int64_t end) {
-    for (int64_t row = first; row < end; ++row) {
-      const uint8_t* const a = scaled_row<uint8_t>(op.a, row);
-      for (int64_t col = 0; col < op.b.rows; ++col) {
+    std::vector<float> decoded(static_cast<size_t>(op.a.cols * block_cols));
+    for (int64_t block = 0; block < op.b.rows; block += block_cols) {
+      const int64_t block_end = std::min(block + block_cols, op.b.rows);
+      for (int64_t col = block; col < block_end; ++col) {
         const uint8_t* const b = scaled_row<uint8_t>(op.b, col);
-        double sum = 0;
-        for (int64_t k = 0; k < op.a.cols; ++k) sum += static_cast<double>(of_a[a[k]] * of_b[b[k]]);
-        sum *= scale;
-        if (op.bias.given()) sum += static_cast<double>(to_float(op.bias.as<bf16>()[col]));
-        const int64_t place = row * op.c.stride + col;
-        if (op.c.dtype == DType::bf16) {
-          op.c.as<bf16>()[place] = to_bf16(static_cast<float>(sum));
-        } else {
-          float& c = op.c.as<float>()[place];
-          c = static_cast<float>(op.accumulate ? sum + static_cast<double>(c) : sum);
-        }
+        for (int64_t k = 0; k < op.a.cols; ++k) decoded[static_cast<size_t>(k * block_cols + col - block)] = of_b[b[k]];
+      }
+      for (int64_t row = first; row < end; ++row) {
+        const BlockSums sums = product_of_row(scaled_row<uint8_t>(op.a, row), of_a, decoded);
+        for (int64_t col = block; col < block_end; ++col)
+          store_sum(op, row, col, sums[static_cast<size_t>(col - block)] * scale);
       }
     }
   });
