@@ -1,11 +1,13 @@
 #include "fit/plan_world.h"
 
 #include <algorithm>
+#include <future>
 #include <map>
 #include <memory>
 #include <tuple>
 #include <utility>
 
+#include "base/control_group.h"
 #include "fit/choose_step.h"
 #include "fit/micro_batches.h"
 #include "schedule/pipeline/pipeline.h"
@@ -54,19 +56,56 @@ std::vector<TensorRanks> kinds_of_tensor_ranks(const ModelConfig& model, int64_t
   return kinds;
 }
 
-// Plans the first rank of each kind of a stage and calls body(tensor ranks of the kind, rank, plan). Stops and returns
-// false if `body` returns false.
-template <typename Body>
-bool for_each_rank_kind(const PlanCase& run, const Mesh& mesh, int64_t stage, const StepChoices& choices,
-                        const Body& body) {
+struct KindPlan {
+  TensorRanks ranks;
+  int64_t rank = 0;  // the first of the kind in the world
+  StepPlan plan;
+};
+
+struct PlannedStage {
+  StepChoices choices;
+  std::vector<KindPlan> kinds;
+};
+
+// Plans the first rank of each kind of a stage. Stops behind a rank that takes more than `enough` bytes of its device.
+PlannedStage plan_stage(const PlanCase& run, const Mesh& mesh, int64_t stage, int64_t enough) {
+  PlannedStage planned{.choices = choose_step(run, static_cast<int32_t>(stage)), .kinds = {}};
   std::shared_ptr<const Program> program;  // the first rank's; ranks with an equal program share it
-  for (const TensorRanks& kind : kinds_of_tensor_ranks(run.config.model, mesh.size(MeshAxis::tensor))) {
-    const int64_t rank = mesh.first_rank_of_stage(stage, kind.front());
-    StepPlan plan = plan_step(run, choices, rank, program);
+  for (TensorRanks& ranks : kinds_of_tensor_ranks(run.config.model, mesh.size(MeshAxis::tensor))) {
+    const int64_t rank = mesh.first_rank_of_stage(stage, ranks.front());
+    planned.kinds.push_back({std::move(ranks), rank, plan_step(run, planned.choices, rank, program)});
+    const StepPlan& plan = planned.kinds.back().plan;
+    if (plan.memory().arenas.total() > enough) break;
     if (!program) program = plan.design->training;
-    if (!body(kind, rank, std::move(plan))) return false;
   }
-  return true;
+  return planned;
+}
+
+// Plans the stages on the process's cores, beginning with `first`, and calls take(stage, planned) with one after the
+// other on the calling thread. Stops behind a stage with a rank that takes more than `enough` bytes of its device; the
+// first stage is planned alone, as it often suffices.
+template <typename Take>
+void for_each_stage(const PlanCase& run, const Mesh& mesh, int64_t first, int64_t enough, const Take& take) {
+  const int64_t num_stages = mesh.size(MeshAxis::pipeline);
+  const auto plan = [&](int64_t number) { return plan_stage(run, mesh, (first + number) % num_stages, enough); };
+  // Whether the stages behind are needed.
+  const auto goes_on = [&](int64_t number, PlannedStage planned) {
+    const bool is_enough = planned.kinds.back().plan.memory().arenas.total() > enough;
+    take((first + number) % num_stages, std::move(planned));
+    return !is_enough;
+  };
+  if (!goes_on(0, plan(0))) return;
+  for (int64_t begin = 1; begin < num_stages;) {
+    const int64_t end = std::min<int64_t>(begin + usable_cores(), num_stages);
+    std::vector<std::future<PlannedStage>> others;
+    // A thread that cannot be started is no failure: `get` then plans the stage.
+    for (int64_t number = begin + 1; number < end; ++number)
+      others.push_back(std::async(std::launch::async | std::launch::deferred, plan, number));
+    if (!goes_on(begin, plan(begin))) return;
+    for (std::future<PlannedStage>& other : others)
+      if (!goes_on(++begin, other.get())) return;
+    ++begin;
+  }
 }
 
 void add_ops(OpTable& sum, const OpTable& of_rank, int64_t num_ranks) {
@@ -75,6 +114,35 @@ void add_ops(OpTable& sum, const OpTable& of_rank, int64_t num_ranks) {
     sum[op] += {of_rank[op].calls * num_ranks, of_rank[op].model_flops * times, of_rank[op].executed_flops * times,
                 of_rank[op].bytes_moved * times};
   }
+}
+
+// Adds the plan of a kind to the world's. `first_position`: position of the stage's tensor rank 0 in vectors by kind.
+void add_kind(WorldPlan& world, const KindPlan& kind, int64_t first_position, int64_t ranks_alike) {
+  const StepPlan& plan = kind.plan;
+  const StepMemory& memory = plan.memory();
+  const int64_t bytes = memory.arenas.total();
+  for (const int64_t tensor_rank : kind.ranks) {
+    const auto position = static_cast<size_t>(first_position + tensor_rank);
+    world.written_bytes[position] = plan.written_bytes;
+    world.on_host[position] = memory.arenas.host_memory();
+  }
+  const bool is_first = kind.ranks.front() == 0;
+  if (is_first) world.stages.push_back(describe_stage(*plan.design, kind.rank));
+  StagePlan& of_stage = world.stages.back();
+  if (is_first || bytes > of_stage.memory.arenas.total()) {
+    of_stage.rank = kind.rank;
+    of_stage.memory = memory;
+  }
+  const int64_t more = bytes - world.largest.arenas.total();
+  if (kind.rank == 0 || more > 0 || (more == 0 && kind.rank < world.largest_rank)) {
+    world.largest_rank = kind.rank;
+    world.largest = memory;
+  }
+  add_ops(world.ops, plan.ops, std::ssize(kind.ranks) * ranks_alike);
+  if (kind.rank != 0) return;
+  world.spec = plan.design->spec;
+  world.traffic = plan.traffic;
+  world.warnings = plan.warnings;
 }
 
 }  // namespace
@@ -87,38 +155,13 @@ WorldPlan plan_world(const PlanCase& run, const std::function<void(int64_t, Step
   WorldPlan world;
   world.written_bytes.resize(static_cast<size_t>(num_stages * tensor_size));
   world.on_host.resize(static_cast<size_t>(num_stages * tensor_size));
-  for (int64_t stage = 0; stage < num_stages; ++stage) {
-    world.choices.push_back(choose_step(run, static_cast<int32_t>(stage)));
-    for_each_rank_kind(run, mesh, stage, world.choices.back(),
-                       [&](const TensorRanks& kind, int64_t rank, StepPlan plan) {
-                         const StepMemory& memory = plan.memory();
-                         const int64_t bytes = memory.arenas.total();
-                         for (const int64_t tensor_rank : kind) {
-                           const auto position = static_cast<size_t>(stage * tensor_size + tensor_rank);
-                           world.written_bytes[position] = plan.written_bytes;
-                           world.on_host[position] = memory.arenas.host_memory();
-                         }
-                         if (kind.front() == 0) world.stages.push_back(describe_stage(*plan.design, rank));
-                         StagePlan& of_stage = world.stages.back();
-                         if (kind.front() == 0 || bytes > of_stage.memory.arenas.total()) {
-                           of_stage.rank = rank;
-                           of_stage.memory = memory;
-                         }
-                         const int64_t more = bytes - world.largest.arenas.total();
-                         if (rank == 0 || more > 0 || (more == 0 && rank < world.largest_rank)) {
-                           world.largest_rank = rank;
-                           world.largest = memory;
-                         }
-                         add_ops(world.ops, plan.ops, std::ssize(kind) * ranks_alike);
-                         if (rank == 0) {
-                           world.spec = plan.design->spec;
-                           world.traffic = plan.traffic;
-                           world.warnings = plan.warnings;
-                         }
-                         if (of_rank) of_rank(rank, std::move(plan));
-                         return true;
-                       });
-  }
+  constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
+  for_each_stage(run, mesh, 0, no_limit, [&](int64_t stage, PlannedStage planned) {
+    world.choices.push_back(std::move(planned.choices));
+    for (KindPlan& kind : planned.kinds) add_kind(world, kind, stage * tensor_size, ranks_alike);
+    if (of_rank)
+      for (KindPlan& kind : planned.kinds) of_rank(kind.rank, std::move(kind.plan));
+  });
   return world;
 }
 
@@ -154,18 +197,13 @@ RankBytes largest_rank_bytes(const PlanCase& run, int64_t first_stage, int64_t e
   const int64_t num_stages = mesh.size(MeshAxis::pipeline);
   RankBytes most;
   most.on_host.resize(static_cast<size_t>(num_stages * tensor_size));
-  for (int64_t i = 0; i < num_stages; ++i) {
-    const int64_t stage = (first_stage + i) % num_stages;
-    const StepChoices choices = choose_step(enough_batches, static_cast<int32_t>(stage));
-    const bool is_enough = !for_each_rank_kind(
-        enough_batches, mesh, stage, choices, [&](const TensorRanks& kind, int64_t, const StepPlan& plan) {
-          for (const int64_t tensor_rank : kind)
-            most.on_host[static_cast<size_t>(stage * tensor_size + tensor_rank)] = plan.memory().arenas.host_memory();
-          most.on_device = std::max(most.on_device, plan.memory().arenas.total());
-          return most.on_device <= enough;
-        });
-    if (is_enough) break;
-  }
+  for_each_stage(enough_batches, mesh, first_stage, enough, [&](int64_t stage, const PlannedStage& planned) {
+    for (const KindPlan& kind : planned.kinds) {
+      for (const int64_t tensor_rank : kind.ranks)
+        most.on_host[static_cast<size_t>(stage * tensor_size + tensor_rank)] = kind.plan.memory().arenas.host_memory();
+      most.on_device = std::max(most.on_device, kind.plan.memory().arenas.total());
+    }
+  });
   return most;
 }
 

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <fmt/format.h>
+#include <mutex>
 
 namespace gptrain::inline schedule {
 
@@ -17,7 +18,9 @@ std::shared_ptr<const PassLists> passes_of(const PipelineSchedule& schedule, con
     PipelineShape shape;
     std::shared_ptr<const PassLists> passes;
   };
-  thread_local Cached cached;
+  static std::mutex mutex;
+  static Cached cached;
+  const std::lock_guard lock(mutex);
   if (!cached.passes || cached.schedule != schedule.name || cached.shape != shape)
     cached = {schedule.name, shape, std::make_shared<const PassLists>(schedule.passes(shape))};
   return cached.passes;
