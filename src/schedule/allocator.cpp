@@ -58,9 +58,9 @@ class FreeList {
       if (it->second >= bytes && (best == free_.end() || it->second < best->second)) best = it;
     }
     if (best == free_.end()) return take_at_end(bytes);
-    const auto [start, room] = *best;
+    const auto [start, size] = *best;
     free_.erase(best);
-    if (room > bytes) free_[start + bytes] = room - bytes;
+    if (size > bytes) free_[start + bytes] = size - bytes;
     return start;
   }
 
