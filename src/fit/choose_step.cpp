@@ -22,7 +22,9 @@ UnitChoices choose_units(const PlanCase& run, int32_t stage, std::optional<int64
   }
   const RecomputePlanner planner(run, stage);
   const bool fits = config.memory.activation_budget == 0;
-  const int64_t budget = !fits ? config.memory.activation_budget : activation_bytes ? *activation_bytes : activation_headroom(run, stage);
+  const int64_t budget = !fits              ? config.memory.activation_budget
+                         : activation_bytes ? *activation_bytes
+                                            : activation_headroom(run, stage);
   if (std::optional<RecomputePoint> best = planner.best(budget)) return std::move(best->choices);
   if (fits) return planner.least().choices;
   int64_t least = 0;

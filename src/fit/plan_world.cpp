@@ -4,12 +4,14 @@
 #include <future>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <tuple>
 #include <utility>
 
 #include "base/control_group.h"
 #include "fit/choose_step.h"
 #include "fit/micro_batches.h"
+#include "parallel/make_stages.h"
 #include "schedule/pipeline/pipeline.h"
 
 namespace gptrain::inline fit {
@@ -56,6 +58,8 @@ std::vector<TensorRanks> kinds_of_tensor_ranks(const ModelConfig& model, int64_t
   return kinds;
 }
 
+constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
+
 struct KindPlan {
   TensorRanks ranks;
   int64_t rank = 0;  // the first of the kind in the world
@@ -81,31 +85,37 @@ PlannedStage plan_stage(const PlanCase& run, const Mesh& mesh, int64_t stage, in
   return planned;
 }
 
-// Plans the stages on the process's cores, beginning with `first`, and calls take(stage, planned) with one after the
-// other on the calling thread. Stops behind a stage with a rank that takes more than `enough` bytes of its device; the
-// first stage is planned alone, as it often suffices.
+// Plans the stages on the process's cores and calls take(stage, planned) with one after the other on the calling
+// thread. Stops behind a stage with a rank that takes more than `enough` bytes of its device; the first stage is
+// planned alone, as it often suffices.
 template <typename Take>
-void for_each_stage(const PlanCase& run, const Mesh& mesh, int64_t first, int64_t enough, const Take& take) {
-  const int64_t num_stages = mesh.size(MeshAxis::pipeline);
-  const auto plan = [&](int64_t number) { return plan_stage(run, mesh, (first + number) % num_stages, enough); };
+void for_each_stage(const PlanCase& run, const Mesh& mesh, const std::vector<int64_t>& stages, int64_t enough,
+                    const Take& take) {
+  const auto plan = [&](size_t number) { return plan_stage(run, mesh, stages[number], enough); };
   // Whether the stages behind are needed.
-  const auto goes_on = [&](int64_t number, PlannedStage planned) {
+  const auto goes_on = [&](size_t number, PlannedStage planned) {
     const bool is_enough = planned.kinds.back().plan.memory().arenas.total() > enough;
-    take((first + number) % num_stages, std::move(planned));
+    take(stages[number], std::move(planned));
     return !is_enough;
   };
   if (!goes_on(0, plan(0))) return;
-  for (int64_t begin = 1; begin < num_stages;) {
-    const int64_t end = std::min<int64_t>(begin + usable_cores(), num_stages);
+  const auto cores = static_cast<size_t>(usable_cores());
+  for (size_t begin = 1; begin < stages.size(); begin += cores) {
     std::vector<std::future<PlannedStage>> others;
     // A thread that cannot be started is no failure: `get` then plans the stage.
-    for (int64_t number = begin + 1; number < end; ++number)
+    for (size_t number = begin + 1; number < std::min(begin + cores, stages.size()); ++number)
       others.push_back(std::async(std::launch::async | std::launch::deferred, plan, number));
     if (!goes_on(begin, plan(begin))) return;
-    for (std::future<PlannedStage>& other : others)
-      if (!goes_on(++begin, other.get())) return;
-    ++begin;
+    for (size_t i = 0; i < others.size(); ++i)
+      if (!goes_on(begin + 1 + i, others[i].get())) return;
   }
+}
+
+std::vector<int64_t> all_stages(int64_t first, int64_t num_stages) {
+  std::vector<int64_t> stages(static_cast<size_t>(num_stages));
+  std::iota(stages.begin(), stages.end(), 0);
+  std::rotate(stages.begin(), stages.begin() + first, stages.end());
+  return stages;
 }
 
 void add_ops(OpTable& sum, const OpTable& of_rank, int64_t num_ranks) {
@@ -145,6 +155,38 @@ void add_kind(WorldPlan& world, const KindPlan& kind, int64_t first_position, in
   world.warnings = plan.warnings;
 }
 
+RankBytes bytes_of_stages(const PlanCase& run, const std::vector<int64_t>& stages, int64_t enough) {
+  const Mesh mesh = make_mesh(run.config, run.world_size);
+  const int64_t tensor_size = mesh.size(MeshAxis::tensor);
+  RankBytes most;
+  most.on_host.resize(static_cast<size_t>(mesh.size(MeshAxis::pipeline) * tensor_size));
+  for_each_stage(run, mesh, stages, enough, [&](int64_t stage, const PlannedStage& planned) {
+    for (const KindPlan& kind : planned.kinds) {
+      for (const int64_t tensor_rank : kind.ranks)
+        most.on_host[static_cast<size_t>(stage * tensor_size + tensor_rank)] = kind.plan.memory().arenas.host_memory();
+      most.on_device = std::max(most.on_device, kind.plan.memory().arenas.total());
+    }
+  });
+  return most;
+}
+
+// Returns the stages that may take the most, rising: the first, the second, the last, and those with another number of
+// layers than the stage before. Later stages with as many layers have at most as many micro-batches in flight.
+std::vector<int64_t> stages_of_peak(const RunConfig& config) {
+  const Stages stages = make_stages(config, 0, config.batch.accumulation, false);
+  std::vector<int64_t> layers(static_cast<size_t>(config.parallel.pipeline));
+  for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk)
+    layers[static_cast<size_t>(stages.stage_of_chunk(chunk))] += stages.end_unit(chunk) - stages.first_unit(chunk);
+  // The embedding and the head are no layers.
+  --layers[static_cast<size_t>(stages.stage_of_chunk(0))];
+  --layers[static_cast<size_t>(stages.stage_of_chunk(stages.shape.chunks() - 1))];
+  std::vector<int64_t> found;
+  for (size_t stage = 0; stage < layers.size(); ++stage)
+    if (stage < 2 || stage + 1 == layers.size() || layers[stage] != layers[stage - 1])
+      found.push_back(static_cast<int64_t>(stage));
+  return found;
+}
+
 }  // namespace
 
 WorldPlan plan_world(const PlanCase& run, const std::function<void(int64_t, StepPlan)>& of_rank) {
@@ -155,8 +197,7 @@ WorldPlan plan_world(const PlanCase& run, const std::function<void(int64_t, Step
   WorldPlan world;
   world.written_bytes.resize(static_cast<size_t>(num_stages * tensor_size));
   world.on_host.resize(static_cast<size_t>(num_stages * tensor_size));
-  constexpr int64_t no_limit = std::numeric_limits<int64_t>::max();
-  for_each_stage(run, mesh, 0, no_limit, [&](int64_t stage, PlannedStage planned) {
+  for_each_stage(run, mesh, all_stages(0, num_stages), no_limit, [&](int64_t stage, PlannedStage planned) {
     world.choices.push_back(std::move(planned.choices));
     for (KindPlan& kind : planned.kinds) add_kind(world, kind, stage * tensor_size, ranks_alike);
     if (of_rank)
@@ -191,20 +232,21 @@ HostMemoryUse fullest_host(const std::vector<MemoryPlan::ByClass>& on_host, cons
 
 RankBytes largest_rank_bytes(const PlanCase& run, int64_t first_stage, int64_t enough) {
   const RunConfig config = with_enough_micro_batches(run.config);
-  const PlanCase enough_batches{config, run.target, run.world_size};
-  const Mesh mesh = make_mesh(config, run.world_size);
-  const int64_t tensor_size = mesh.size(MeshAxis::tensor);
-  const int64_t num_stages = mesh.size(MeshAxis::pipeline);
-  RankBytes most;
-  most.on_host.resize(static_cast<size_t>(num_stages * tensor_size));
-  for_each_stage(enough_batches, mesh, first_stage, enough, [&](int64_t stage, const PlannedStage& planned) {
-    for (const KindPlan& kind : planned.kinds) {
-      for (const int64_t tensor_rank : kind.ranks)
-        most.on_host[static_cast<size_t>(stage * tensor_size + tensor_rank)] = kind.plan.memory().arenas.host_memory();
-      most.on_device = std::max(most.on_device, kind.plan.memory().arenas.total());
-    }
-  });
-  return most;
+  const std::vector<int64_t> stages = all_stages(first_stage, config.parallel.pipeline);
+  return bytes_of_stages({config, run.target, run.world_size}, stages, enough);
+}
+
+RankBytes estimate_rank_bytes(const PlanCase& run) {
+  const RunConfig config = with_micro_batches_of_peak(run.config);
+  const std::vector<int64_t> stages = stages_of_peak(config);
+  RankBytes bytes = bytes_of_stages({config, run.target, run.world_size}, stages, no_limit);
+  const int64_t tensor_size = config.parallel.tensor;
+  for (int64_t stage = 0; stage < config.parallel.pipeline; ++stage) {
+    if (std::binary_search(stages.begin(), stages.end(), stage)) continue;
+    const auto position = bytes.on_host.begin() + stage * tensor_size;
+    std::copy(position - tensor_size, position, position);
+  }
+  return bytes;
 }
 
 }  // namespace gptrain::fit

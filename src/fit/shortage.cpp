@@ -15,7 +15,6 @@
 #include "config/faults.h"
 #include "config/load.h"
 #include "config/parallelism.h"
-#include "fit/micro_batches.h"
 #include "fit/plan_world.h"
 #include "fit/recompute_costs.h"
 #include "fit/step_times.h"
@@ -281,14 +280,14 @@ class DeviceShortage {
 
  private:
   // Returns the bytes of the rank that takes the most with this config, which may be on another stage than before.
-  // Plans a step of very many passes with fewer, unless that leaves open whether it fits.
+  // Estimates those of a step with very many passes, unless that leaves open whether it fits.
   Bytes bytes_with(const RunConfig& changed) const {
     constexpr int64_t most_passes = 5'000;
     constexpr double open_share = 0.03;
     const ParallelConfig& parallel = changed.parallel;
     if (parallel.pipeline * parallel.virtual_stages * changed.batch.accumulation <= most_passes)
       return planned(changed);
-    Bytes bytes = planned(with_micro_batches_of_peak(changed));
+    Bytes bytes = of_ranks(estimate_rank_bytes({changed, run_.target, run_.world_size}));
     const auto device = static_cast<double>(device_bytes_);
     if (std::abs(static_cast<double>(bytes.on_device) - device) < open_share * device) return planned(changed);
     bytes.is_about = true;
@@ -296,8 +295,10 @@ class DeviceShortage {
   }
 
   Bytes planned(const RunConfig& config) const {
-    const RankBytes bytes =
-        largest_rank_bytes({config, run_.target, run_.world_size}, mesh_.stage_of(world_.largest_rank));
+    return of_ranks(largest_rank_bytes({config, run_.target, run_.world_size}, mesh_.stage_of(world_.largest_rank)));
+  }
+
+  Bytes of_ranks(const RankBytes& bytes) const {
     return {.on_device = bytes.on_device, .on_host = fullest_host(bytes.on_host, mesh_, world_.node_of_rank).total()};
   }
 
