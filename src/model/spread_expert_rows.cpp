@@ -193,7 +193,7 @@ void SpreadExpertRows::upload_arrangement(const LayerCall& call) {
 
 void SpreadExpertRows::clear_places_of_others(const Matrix& by_place) const {
   if (spread_.shares == 1) return;
-  static constexpr std::array<std::byte, 16384> zeros{};
+  static constexpr std::array<std::byte, 1 << 18> zeros{};  // few copies of a size that a core's cache holds
   const int64_t row = by_place.cols * dtype_bytes(by_place.dtype);
   const auto clear = [&](int64_t first, int64_t end) {
     auto* const data = static_cast<std::byte*>(by_place.data);
