@@ -395,3 +395,23 @@ TEST_CASE("bytes of a step of very many passes are nearly those of a plan, and a
   CHECK(line_on(bytes / 2).starts_with("memory.recompute = \"block\": ~"));
   CHECK(line_on(bytes) == fmt::format("memory.recompute = \"block\": {}, which fits", bytes_text(bytes)));
 }
+
+TEST_CASE("the estimate of few stages is near the largest rank of all, on the device and on the host") {
+  const Target target = find_target("a100-40g");
+  for (const std::string order : {"1f1b", "interleaved", "zero-bubble-v"}) {
+    CAPTURE(order);
+    const RunConfig config =
+        preset_config("gpt2-1.5b", {"parallel.pipeline=6", "batch.global=40", "batch.micro=1", "memory.recompute=block",
+                                    "memory.offload_activations=all", "parallel.pipeline_schedule=" + order});
+    const RankBytes all = largest_rank_bytes({config, target, 6}, 0);
+    const RankBytes few = estimate_rank_bytes({config, target, 6});
+    CHECK(static_cast<double>(few.on_device) / static_cast<double>(all.on_device) == Approx(1).epsilon(0.03));
+    const auto nodes = nodes_of_ranks(6, 6);
+    const Mesh mesh = make_mesh(config, 6);
+    const auto host = [&](const RankBytes& bytes) {
+      return static_cast<double>(fullest_host(bytes.on_host, mesh, nodes).total());
+    };
+    CHECK(host(few) / host(all) == Approx(1).epsilon(0.3));
+    CHECK(host(few) > 0.97 * host(all));
+  }
+}
