@@ -55,6 +55,7 @@ struct Reference {
     return routing.rule.score == softmax ? std::exp(logit(row, e) - log_sum(row)) : 1 / (1 + std::exp(-logit(row, e)));
   }
   double share(int64_t row, int64_t e) const {
+    if (routing.rule.score == softmax) return score(row, e);  // they add up to 1
     double sum = 0;
     for (int64_t i = 0; i < routing.experts; ++i) sum += score(row, i);
     return score(row, e) / sum;
