@@ -12,4 +12,7 @@ inline bool some_cases() {
   return wanted != nullptr && std::string_view(wanted) == "some";
 }
 
+// Returns false if TEST_CASES is set, as in the fast suite: take a share of a product of cases.
+inline bool all_cases() { return std::getenv("TEST_CASES") == nullptr; }
+
 }  // namespace gptrain::testing

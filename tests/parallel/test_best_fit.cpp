@@ -86,7 +86,7 @@ Outcome train(const RunConfig& config, int64_t world_size, const Dataset& data, 
 
 }  // namespace
 
-TEST_CASE("samples with padding have the losses and first moments of one rank on every layout") {
+TEST_CASE("samples with padding have the losses and first moments of one rank on every layout", "[long]") {
   const PackedFile file;
   const Dataset data = file.open();
   REQUIRE(file.result().cut_documents > 0);

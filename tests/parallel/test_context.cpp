@@ -32,7 +32,7 @@ TEST_CASE("first moments of ranks that share sequences, with documents and patte
                        layouts);
 }
 
-TEST_CASE("ranks that share sequences give the same bits with every schedule, recomputation and ZeRO stage") {
+TEST_CASE("ranks that share sequences give the same bits with every schedule, recomputation and ZeRO stage", "[long]") {
   const auto run = [](int64_t world_size, const Overrides& layout) {
     Overrides overrides = {"parallel.context=2", "batch.micro=1", "precision.compute=bf16"};
     overrides.insert(overrides.end(), layout.begin(), layout.end());

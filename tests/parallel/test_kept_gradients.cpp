@@ -130,7 +130,8 @@ TEST_CASE("gradients in bf16: pipelines give the bits of one stage, and one micr
 
 // With truncation instead of rounding all would be nearer to zero, by a hundred standard deviations. One in a hundred
 // thousand seeds would be off by five for one of the layouts.
-TEST_CASE("gradients in bf16 are the exact ones of every layout, rounded without a bias, and the norm is theirs") {
+TEST_CASE("gradients in bf16 are the exact ones of every layout, rounded without a bias, and the norm is theirs",
+          "[long]") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (const PureLayout& layout : {PureLayout{1, 1, {"batch.micro=1"}},
                                      {1, 2, {"batch.micro=1", "parallel.zero=0"}},

@@ -82,7 +82,7 @@ TEST_CASE("an average of the weights changes no bit of any optimizer") {
   }
 }
 
-TEST_CASE("SGD, LAMB, LARS, Muon and Adafactor take the step of one rank on every layout") {
+TEST_CASE("SGD, LAMB, LARS, Muon and Adafactor take the step of one rank on every layout", "[long]") {
   for (const Overrides& optimizer : {sgd, lamb, lars, muon, adafactor}) {
     for (const SmallLayout& layout : layouts) {
       const auto [one, many] = compared_step(layout, optimizer);
