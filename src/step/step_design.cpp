@@ -8,6 +8,7 @@
 #include "ops/plan/plan_backend.h"
 #include "optim/step_agreement.h"
 #include "optim/types.h"
+#include "parallel/accumulated_gradients.h"
 #include "parallel/make_stages.h"
 #include "parallel/micro_batch_uploads.h"
 #include "step/step_readback.h"
