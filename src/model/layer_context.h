@@ -18,6 +18,7 @@
 #include "model/spec/spec.h"
 #include "model/tensor_parallel.h"
 #include "ops/backend.h"
+#include "schedule/layer_choices.h"
 
 namespace gptrain::inline model {
 
@@ -25,9 +26,8 @@ namespace gptrain::inline model {
 struct StepShape {
   ModelConfig model;
   PrecisionConfig precision;
-  int64_t batch = 0;            // B, sequences of a micro-batch
-  int64_t sequence_length = 0;  // T, <= model.sequence_length
-  int64_t loss_chunk_tokens = 0;
+  int64_t batch = 0;              // B, sequences of a micro-batch
+  int64_t sequence_length = 0;    // T, <= model.sequence_length
   int64_t sequences_of_step = 0;  // sequences of all micro-batches and ranks, over which routers' losses are means
   uint64_t seed = 0;              // seed of dropout
   bool training = true;           // false: no dropout
@@ -37,10 +37,8 @@ struct StepShape {
   // For each layer of the model, whether it keeps its products' outputs, so that its recompute runs no product. These
   // products do not compute activations, since recompute needs the activations' inputs. Empty: no layer does.
   std::vector<bool> saves_products = {};
-  int code_bits = 0;  // bits of the activation's derivative (ops/few_bits.h); 0: its input is saved instead
-  ProjectionConfig projection = {};  // projection of linears' saved inputs
-  bool codes_inputs = false;         // inputs of linears and norms are saved as Codec::blocks
-  ContextRank context = {};          // the rank has its part of the tokens of each sequence
+  LayerChoices choices = {};
+  ContextRank context = {};  // the rank has its part of the tokens of each sequence
 
   int64_t rows() const { return micro_batch().rows(); }
   // Returns the tokens that the rows of a micro-batch stand for.
