@@ -1,4 +1,4 @@
-// Norm of all gradients, and what follows from it for the update.
+// The norm of all gradients, and the preparation of updates that depends on it.
 #pragma once
 
 #include <cstdint>

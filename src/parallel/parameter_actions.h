@@ -18,9 +18,9 @@ namespace gptrain::inline parallel {
 
 // Parameters that the ops of an action read.
 struct ActionParameters {
-  UnitParameters own;          // of the action's unit
-  UnitParameters head_matrix;  // of the unit with the matrix of the head
-  UnitParameters experts;      // of the unit's experts, where they are a unit of their own
+  UnitParameters own;          // parameters of the action's unit
+  UnitParameters head_matrix;  // parameters of the unit with the matrix of the head
+  UnitParameters experts;      // parameters of the unit's experts, if they are a unit of their own
 };
 
 // Plays these actions of one program. Used by the thread that calls the backend.

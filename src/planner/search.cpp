@@ -107,8 +107,8 @@ class Search {
     const Miss& least = misses_.least();
     RunLayout recomputing = least.layout;
     recomputing.recompute = RecomputeKind::block;
-    const Miss nearest =
-        nearest_of(case_.config, case_.machine, case_.room, least, held_.agree_with(recomputing) ? recomputing : least.layout);
+    const Miss nearest = nearest_of(case_.config, case_.machine, case_.room, least,
+                                    held_.agree_with(recomputing) ? recomputing : least.layout);
     found_.least_missing_bytes = nearest.bytes;
     found_.least_missing = nearest.layout;
     found_.least_missing_is_exact = nearest.is_exact;
@@ -315,7 +315,8 @@ class Search {
   void rank() {
     found_.num_exact = std::ssize(exact_);
     std::stable_sort(exact_.begin(), exact_.end(), [&](const LayoutResult& a, const LayoutResult& b) {
-      return std::pair(score_with_host_memory(a), a.step_seconds) < std::pair(score_with_host_memory(b), b.step_seconds);
+      return std::pair(score_with_host_memory(a), a.step_seconds) <
+             std::pair(score_with_host_memory(b), b.step_seconds);
     });
     found_.best.assign(exact_.begin(),
                        exact_.begin() + std::min(case_.options.top, static_cast<int64_t>(exact_.size())));

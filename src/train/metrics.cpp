@@ -17,7 +17,6 @@
 #include "base/text_parts.h"
 #include "base/units.h"
 #include "report/tensorboard.h"
-#include "report/tensorboard.h"
 #include "train/run_files.h"
 
 namespace gptrain::inline train {

@@ -245,7 +245,7 @@ def config_faults(root):
 
 
 def reading_path_faults(root):
-    """Yields what makes the README's reading path long: more lines in headers beside it than a reader can look up."""
+    """Yields a reading path in the README whose files include more lines of other headers than a reader looks up."""
     readme = root / "README.md"
     before, _, after = readme.read_text(encoding="utf-8").partition("## The reading path")
     listed = re.findall(r"^\| `(src/[^`]+)`", after.partition("\n## ")[0], re.MULTILINE)
