@@ -71,6 +71,13 @@ UnitChoices fixed_units(const RunConfig& config) {
   return with_offloaded(config, std::move(choices), config.memory.offload);
 }
 
+LayerChoices layer_choices(const MemoryConfig& memory, const Target& target) {
+  return {.loss_chunk_tokens = loss_chunk_tokens(memory, target),
+          .code_bits = memory.activation_bits < 16 ? static_cast<int>(memory.activation_bits) : 0,
+          .input_codec = memory.saved_inputs == 8 ? Codec::blocks : Codec::plain,
+          .projection = memory.linear_projection};
+}
+
 StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitChoices units) {
   std::vector<MemoryPlace> optimizer_state = state_places(memory, units.size());
   return {.units = std::move(units),
@@ -78,10 +85,7 @@ StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitC
           .gradients_on_disk = memory.offload_gradients == StatePlace::disk,
           .optimizer_state = std::move(optimizer_state),
           .backward_recomputes = backward_recomputes(memory.recompute),
-          .loss_chunk_tokens = loss_chunk_tokens(memory, target),
-          .code_bits = memory.activation_bits < 16 ? static_cast<int>(memory.activation_bits) : 0,
-          .codes_inputs = memory.saved_inputs == 8,
-          .projection = memory.linear_projection,
+          .layers = layer_choices(memory, target),
           .warning = warning_of_useless_copies(memory.offload, target)};
 }
 

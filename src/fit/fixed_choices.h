@@ -5,6 +5,7 @@
 
 #include "config/run_config.h"
 #include "ops/target.h"
+#include "schedule/layer_choices.h"
 #include "schedule/step_choices.h"
 #include "step/plan_step.h"
 
@@ -21,6 +22,9 @@ RunConfig with_offloaded_blocks(RunConfig config, int64_t blocks);
 // Returns the choices for all units of the model. REQUIRES: memory.recompute is not "optimal", and memory.offload
 // neither "optimal" nor "hidden".
 UnitChoices fixed_units(const RunConfig& config);
+
+// Returns the choices that layers read.
+LayerChoices layer_choices(const MemoryConfig& memory, const Target& target);
 
 // Adds to the units' choices all others that the section `memory` sets.
 StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitChoices units);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "model/statistics.h"
+
 namespace gptrain::inline model {
 namespace {
 

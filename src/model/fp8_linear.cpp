@@ -215,4 +215,14 @@ std::unique_ptr<Linear> make_fp8_weight_linear(const LayerContext& context, Laye
   return std::make_unique<Fp8WeightLinear>(context, layout, design);
 }
 
+namespace {
+
+StoredFields add_fp8(RecordLayout& layout, const SavedTensor& tensor) {
+  return {.data = layout.add(tensor.dtype, tensor.cols, tensor.rows), .scale = layout.add(DType::f32, 1, 1)};
+}
+
+}  // namespace
+
+const CodecType fp8_codec = {Codec::fp8, add_fp8, nullptr};
+
 }  // namespace gptrain::model

@@ -51,7 +51,7 @@ void Head::sum_losses(const LayerCall& call, const Matrix& d_norm) {
   Backend& backend = context_.backend;
   const Matrix w = matrix(call);
   const int64_t n = context_.shape.rows();
-  const int64_t chunk = std::min(context_.shape.loss_chunk_tokens, n);
+  const int64_t chunk = std::min(context_.shape.choices.loss_chunk_tokens, n);
   WorkspaceFrame frame(*call.workspace);
   const Matrix own_rows = layout_.at(call, normed_);
   const Matrix norm = tensor.wait(tensor.begin_gather(own_rows, tensor.buffer_for_all_rows(frame, own_rows)));

@@ -4,11 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "model/record.h"
-#include "model/statistics.h"
-#include "ops/backend.h"
+#include "model/step_statistics.h"
+#include "ops/step_state.h"
 
 namespace gptrain::inline model {
+
+class Workspace;
 
 // The parameters of one layer. Each pointer is the start of its unit (see ParameterLayout).
 struct UnitParameters {

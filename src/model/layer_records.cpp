@@ -2,8 +2,6 @@
 
 #include <stdexcept>
 
-#include "ops/block_codes.h"
-
 namespace gptrain::inline model {
 
 LayerLayout::Field LayerLayout::declare(RecordKind record, const SavedTensor& tensor) {
@@ -34,25 +32,11 @@ void LayerLayout::read_by_weight(Field field) {
   if (entry.record == RecordKind::saved_for_input) entry.record = RecordKind::saved_for_weight;
 }
 
-LayerLayout::Stored LayerLayout::add_stored(RecordLayout& layout, const SavedTensor& tensor) {
-  switch (tensor.codec) {
-    case Codec::plain:
-    case Codec::rounded:
-      return {.data = layout.add(tensor.dtype, tensor.rows, tensor.cols)};
-    case Codec::fp8:
-      return {.data = layout.add(tensor.dtype, tensor.cols, tensor.rows), .scale = layout.add(DType::f32, 1, 1)};
-    case Codec::blocks:
-      return {.data = layout.add(DType::u8, tensor.rows, tensor.cols),
-              .scale = layout.add(DType::f32, tensor.rows, code_blocks(tensor.cols))};
-  }
-  throw std::logic_error("'" + tensor.name + "' has no codec");
-}
-
 LayerRecords& LayerLayout::finish() {
   for (LayerRecords::Entry& entry : records_.entries) {
     RecordLayout& layout = layouts_[static_cast<size_t>(entry.record)];
     const int64_t before = layout.bytes();
-    stored_.push_back(add_stored(layout, entry.tensor));
+    stored_.push_back(codec_type(entry.tensor.codec).add(layout, entry.tensor));
     entry.bytes = layout.bytes() - before;
   }
   const auto bytes = [this](RecordKind record) { return layouts_[static_cast<size_t>(record)].bytes(); };

@@ -4,31 +4,15 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <vector>
 
+#include "model/codec.h"
 #include "model/layer_call.h"
 #include "model/record.h"
+#include "model/saved_tensor.h"
 #include "schedule/operands.h"
 
 namespace gptrain::inline model {
-
-// The pass that reads a saved tensor last: B, the gradient of the layer's input, or W, the gradients of its weights.
-enum class LastReader : uint8_t { input_gradient, weight_gradient };
-
-// Storage format of a saved tensor.
-enum class Codec : uint8_t {
-  plain,
-  // Transposed in an FP8 format, as a weight's gradient reads it, then its inverse scale (Quantize in ops/fp8_ops.h).
-  fp8,
-  // 8-bit codes, then the scales of their blocks (ops/block_codes.h).
-  blocks,
-  // Rounded to a narrower dtype.
-  rounded,
-};
-
-// Memory that holds a saved tensor.
-enum class SavedPlace : uint8_t { device };
 
 // The records of a layer. Each micro-batch has its own, except fp8_weights, which is computed from the weights.
 enum class RecordKind : uint8_t {
@@ -39,18 +23,6 @@ enum class RecordKind : uint8_t {
   fp8_weights,       // FP8 copies of linears' weights
 };
 constexpr size_t num_record_kinds = static_cast<size_t>(RecordKind::fp8_weights) + 1;
-
-// A tensor that a layer saves.
-struct SavedTensor {
-  std::string name;
-  DType dtype;         // stored dtype; with Codec::blocks, dtype of the decoded tensor
-  int64_t rows, cols;  // shape before encoding
-  Codec codec = Codec::plain;
-  LastReader last_reader = LastReader::input_gradient;
-  SavedPlace place = SavedPlace::device;
-
-  bool operator==(const SavedTensor&) const = default;
-};
 
 // All that a schedule knows of a layer: the sizes of its records, and the passes that use each buffer. Records of equal
 // layers compare equal.
@@ -115,19 +87,13 @@ class LayerLayout {
   Matrix scale_at(const LayerCall& call, Field field) const;
 
  private:
-  struct Stored {
-    RecordLayout::Field data = -1, scale = -1;
-  };
-
-  // Adds the fields of a tensor's storage format.
-  static Stored add_stored(RecordLayout& layout, const SavedTensor& tensor);
   Field declare(RecordKind record, const SavedTensor& tensor);
   Matrix in_record(const LayerCall& call, RecordKind record, RecordLayout::Field field) const;
 
   const bool keeps_products_;
   LayerRecords records_;
   std::array<RecordLayout, num_record_kinds> layouts_;
-  std::vector<Stored> stored_;  // one for each field; filled by finish
+  std::vector<StoredFields> stored_;  // one for each field; filled by finish
 };
 
 }  // namespace gptrain::model

@@ -18,7 +18,7 @@ class PlainLinear : public Linear {
               int64_t first_row)
       : context_(context), layout_(layout), design_(design), input_rows_(input_rows), first_row_(first_row) {
     LayerLayout::Field input = design.saved_input;
-    if (context.shape.projection.is_at(design.site)) projection_.emplace(context, design.site, design.layer);
+    if (context.shape.choices.projection.is_at(design.site)) projection_.emplace(context, design.site, design.layer);
     if (input == LayerLayout::none) {
       const bool coded = !projection_ && input_codec(context) != Codec::plain;
       const bool rounded = !coded && factor_dtype() != context.compute();

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "base/token_rows.h"
+#include "model/micro_batch_source.h"
 #include "model/record.h"
 
 namespace gptrain::inline model {
@@ -47,21 +48,6 @@ struct MicroBatch {
             reinterpret_cast<int64_t*>(memory + 2 * tokens),
             shape.with_documents ? reinterpret_cast<int32_t*>(documents) : nullptr};
   }
-};
-
-// Source of a rank's micro-batches, step after step, without end. A rank calls from one thread.
-class MicroBatchSource {
- public:
-  virtual ~MicroBatchSource() = default;
-  // RETURNS the next micro-batch, in host memory of the source. May wait for data. Does not throw if they cannot be
-  // read (see is_void).
-  virtual const MicroBatch& next() = 0;
-  // RETURNS how many of the micro-batches that `next` returned last remain unchanged until its next call, so that
-  // queued copies may still read them.
-  virtual int64_t num_valid() const { return 1; }
-  // RETURNS true once a micro-batch could not be read. From then on `next` returns micro-batches without targets, so
-  // that collectives with other ranks still complete; a step that used one must not count.
-  virtual bool is_void() const { return false; }
 };
 
 }  // namespace gptrain::model

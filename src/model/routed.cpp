@@ -11,6 +11,7 @@
 #include "model/expert_rows.h"
 #include "model/linear.h"
 #include "model/saved_matrix.h"
+#include "model/statistics.h"
 
 namespace gptrain::inline model {
 namespace {

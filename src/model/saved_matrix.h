@@ -29,8 +29,6 @@ std::unique_ptr<SavedMatrix> make_saved_matrix(const LayerContext& context, cons
                                                LayerLayout::Field field);
 
 // RETURNS the codec of saved inputs of linears and norms.
-inline Codec input_codec(const LayerContext& context) {
-  return context.shape.codes_inputs ? Codec::blocks : Codec::plain;
-}
+inline Codec input_codec(const LayerContext& context) { return context.shape.choices.input_codec; }
 
 }  // namespace gptrain::model

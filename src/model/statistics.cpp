@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "model/record.h"
+#include "model/step_statistics.h"
 
 namespace gptrain::inline model {
 

@@ -67,14 +67,4 @@ class StatisticsLayout {
   int64_t num_sums_ = 0, bytes_ = 0;
 };
 
-// A rank's block of statistics, as one pass of a layer sees it. Borrows both.
-struct StepStatistics {
-  const StatisticsLayout* layout = nullptr;  // null: no statistics are collected
-  std::byte* block = nullptr;                // device
-  bool first_pass = true;                    // false: the unit has passed over the micro-batch before
-
-  // RETURNS a statistic's values, [1, count]; not given if this pass does not collect it.
-  Matrix find(std::string_view name) const;
-};
-
 }  // namespace gptrain::model

@@ -13,8 +13,8 @@
 #include "optim/optimizer.h"
 #include "optim/qk_clip.h"
 #include "optim/update_site.h"
-#include "parallel/executor.h"
 #include "parallel/groups.h"
+#include "parallel/update_rule.h"
 
 namespace gptrain::inline optim {
 

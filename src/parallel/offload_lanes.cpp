@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "base/offload_choice.h"
+
 namespace gptrain::inline parallel {
 
 OffloadLanes::OffloadLanes(Backend& backend)

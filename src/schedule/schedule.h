@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "config/parallelism.h"
-#include "model/spec/spec.h"
+#include "model/spec/unit.h"
 #include "schedule/operands.h"
 #include "schedule/stages.h"
 #include "schedule/unit_offload.h"

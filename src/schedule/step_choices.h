@@ -9,7 +9,7 @@
 
 #include "base/memory_place.h"
 #include "config/parallelism.h"
-#include "config/run_config.h"
+#include "schedule/layer_choices.h"
 #include "schedule/unit_offload.h"
 
 namespace gptrain::inline schedule {
@@ -45,11 +45,8 @@ struct StepChoices {
   }
 
   bool backward_recomputes = false;  // orders passes as if each backward pass ran its forward pass again
-  int64_t loss_chunk_tokens = 1;     // rows of logits that exist at a time
-  int code_bits = 0;                 // bits of the code that replaces the input of GELU or SiLU; 0: the input is kept
-  bool codes_inputs = false;         // inputs of linears and norms are kept as codes of 8 bits
-  ProjectionConfig projection = {};  // projection of the inputs of linears
-  std::string warning;               // one line about settings that do no good on the target; empty if there are none
+  LayerChoices layers = {};
+  std::string warning;  // one line about settings that do no good on the target; empty if there are none
 };
 
 }  // namespace gptrain::schedule

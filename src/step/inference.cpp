@@ -10,6 +10,7 @@
 #include "checkpoint/contents.h"
 #include "model/micro_batch.h"
 #include "ops/plan/plan_backend.h"
+#include "parallel/executor.h"
 
 namespace gptrain::inline step {
 namespace {

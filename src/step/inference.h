@@ -10,8 +10,8 @@
 #include "checkpoint/which_weights.h"
 #include "config/run_config.h"
 #include "ops/backend.h"
-#include "parallel/executor.h"
 #include "parallel/groups.h"
+#include "parallel/memory.h"
 #include "parallel/parameters.h"
 #include "step/step_design.h"
 

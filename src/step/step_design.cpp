@@ -8,6 +8,7 @@
 #include "ops/plan/plan_backend.h"
 #include "optim/step_agreement.h"
 #include "optim/types.h"
+#include "parallel/accumulated_gradients.h"
 #include "parallel/make_stages.h"
 #include "parallel/micro_batch_uploads.h"
 #include "step/step_readback.h"
@@ -23,11 +24,12 @@ StepShape step_shape(const RunConfig& config, const StepChoices& choices, Contex
   std::vector<bool> saves_products;
   for (size_t unit = 1; unit + 1 < choices.units.size(); ++unit)
     saves_products.push_back(choices.units[unit].keeps_part);
+  LayerChoices layers = choices.layers;
+  if (!training) layers.projection = {};
   return {.model = config.model,
           .precision = config.precision,
           .batch = config.batch.micro,
           .sequence_length = config.model.sequence_length,
-          .loss_chunk_tokens = choices.loss_chunk_tokens,
           .sequences_of_step = config.batch.global,
           .seed = config.run.seed,
           .training = training,
@@ -35,9 +37,7 @@ StepShape step_shape(const RunConfig& config, const StepChoices& choices, Contex
           .max_documents = config.data.max_documents,
           .deterministic = config.run.deterministic,
           .saves_products = std::move(saves_products),
-          .code_bits = choices.code_bits,
-          .projection = training ? choices.projection : ProjectionConfig{},
-          .codes_inputs = choices.codes_inputs,
+          .choices = std::move(layers),
           .context = context};
 }
 
@@ -367,7 +367,6 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
                              .precision = {DType::f32, DType::f32},
                              .batch = 1,
                              .sequence_length = length,
-                             .loss_chunk_tokens = 1,
                              .seed = 0,
                              .training = false,
                              .mask_documents = config.data.mask_documents};

@@ -9,10 +9,10 @@
 
 #include "config/run_config.h"
 #include "data/prefetcher.h"
+#include "model/micro_batch.h"
 #include "model/model.h"
 #include "model/statistics.h"
 #include "ops/target.h"
-#include "parallel/executor.h"
 #include "parallel/gradient_messages.h"
 #include "parallel/groups.h"
 #include "parallel/memory.h"

@@ -6,7 +6,7 @@
 
 #include "base/event_log.h"
 #include "ops/timed_backend.h"
-#include "parallel/executor.h"
+#include "parallel/action_observer.h"
 #include "parallel/groups.h"
 #include "step/machine_limits.h"
 #include "step/step_profile.h"

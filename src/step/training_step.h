@@ -2,28 +2,22 @@
 // `plan` backend the same class is the dry run.
 #pragma once
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
 
-#include "config/run_config.h"
-#include "ops/backend.h"
-#include "optim/optimizer.h"
-#include "optim/step_agreement.h"
-#include "parallel/away_gradients.h"
-#include "parallel/away_state.h"
-#include "parallel/executor.h"
-#include "parallel/groups.h"
-#include "parallel/update_lane.h"
-#include "parallel/weight_reads.h"
-#include "step/state_snapshot.h"
+#include "base/loss_scale.h"
+#include "model/micro_batch_source.h"
+#include "parallel/action_observer.h"
 #include "step/step_design.h"
-#include "step/step_readback.h"
+#include "step/update_place.h"
 
 namespace gptrain::inline step {
+
+struct StepParts;
 
 struct StepResult {
   double loss = 0;              // mean cross-entropy of the counted tokens, nats
@@ -44,21 +38,13 @@ struct StepResult {
   bool lowered_loss_scale() const { return skipped && loss_scale > static_cast<double>(least_loss_scale); }
 };
 
-// Backend and memory of updates that do not run where the ops do.
-struct UpdatePlace {
-  // Runs them with StepChoices::updates_on_host, or with state that is away; null: the ops' own.
-  Backend* backend = nullptr;
-  WorkingFiles* files = nullptr;  // memory of StepChoices::optimizer_state on disk; a plan has none
-};
-
 // All functions that do not just return a value are collective unless their comment says otherwise: all ranks of the
 // world call them in the same order. One thread calls them, the thread of the backend.
 class TrainingStep {
  public:
-  // Takes the design's arenas from `backend`. Borrows the backend, the groups and the members of
-  // `updates`. REQUIRES: the
-  // design is for the rank of the groups. Weights and state are undefined until `initialize`, or until the caller has
-  // written `state()` and called weights_changed.
+  // Takes the design's arenas from `backend`. Borrows the backend, the groups and the members of `updates`.
+  // REQUIRES: the design is for the rank of the groups. Weights and state are undefined until `initialize`, or until
+  // the caller has written `state()` and called weights_changed.
   TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
                const UpdatePlace& updates = {});
   // Waits until no other rank reads this rank's memory.
@@ -87,15 +73,13 @@ class TrainingStep {
   // Sets the number of updates done, to continue a run.
   void set_updates(int64_t updates);
   // Returns the number of updates by steps that have ended.
-  int64_t updates() const { return host_state_.updates; }
+  int64_t updates() const;
   void set_loss_scale(const LossScale& scale);
   // Returns the loss scale of the next step; none except in fp16.
-  std::optional<LossScale> loss_scale() const {
-    return design_->config.precision.scales_loss() ? std::optional(host_state_.loss_scale) : std::nullopt;
-  }
+  std::optional<LossScale> loss_scale() const;
 
   // Selects one of StepDesign::programs for the steps that begin from now on; the last one until then. Not collective.
-  void use_program(size_t number) { program_ = number; }
+  void use_program(size_t number);
   // Begins a step; on a device it only queues the step. `source` provides this rank's micro-batches and must live until
   // all steps that have begun have ended. `observer`: called before and after each action; may be null. `stop_wanted`:
   // called late in the step, and until the next step begins; StepResult::stop is true on every rank if it returned true
@@ -107,15 +91,15 @@ class TrainingStep {
   StepResult end();
   // Returns the number of steps that have begun and not ended. All functions that use the device, except begin and end,
   // REQUIRE it to be 0.
-  int64_t begun() const { return readback_.ahead(); }
+  int64_t begun() const;
   // Returns the largest value of begun() with which `begin` may be called. 0 on the CPU, where a step is over when
   // `begin` returns. With 1, a device has work while the host reads a result and begins the next step.
-  int64_t most_ahead() const { return copy_queue_ != nullptr ? StepReadback::most_ahead - 1 : 0; }
+  int64_t most_ahead() const;
   // Begins and ends one step.
   StepResult run(double learning_rate, MicroBatchSource& source, ActionObserver* observer = nullptr,
                  const std::function<bool()>& stop_wanted = {}, std::optional<int64_t> counted_targets = {});
   // Returns true if any rank wants to stop.
-  bool agree_to_stop(bool wanted) { return agreement_->agree_to_stop(wanted); }
+  bool agree_to_stop(bool wanted);
   // Returns the sum of the cross-entropy over `micro_batches` micro-batches of every data rank, in nats, without
   // dropout.
   double evaluate(int64_t micro_batches, MicroBatchSource& source);
@@ -123,8 +107,10 @@ class TrainingStep {
   // Returns this rank's training state, in device memory (see ParameterStore::state). Waits for gathers. Not
   // collective.
   std::vector<StateSlice> state(bool written_only = false) const;
-  // Returns the access to values of `state()` that are away; null: there are none.
-  AwayState* away() const { return away_.get(); }
+  // Whether values of `state()` may be away. Their addresses are then those of no memory.
+  bool has_state_away() const;
+  // Returns the address at which a value of `state()` can be read until the next call of a function of this object.
+  const std::byte* fetched(const void* value) const;
   // Copy values of `state()`, bytes of one unit.
   void read_state(void* to, const void* from, int64_t bytes) const;
   void write_state(void* to, const void* from, int64_t bytes) const;
@@ -138,7 +124,7 @@ class TrainingStep {
   // Returns the memory of the errors of the steps so far (0), or that of a step's own errors (1), which is free between
   // steps; null if none are kept.
   float* residuals_at(int64_t buffer) const;
-  const ParameterStore& parameters() const { return *parameters_; }
+  const ParameterStore& parameters() const;
   // Takes the memory of copy_state. Not collective. THROWS Error(device).
   void take_snapshot_memory();
   // Copies the part of the state that this rank writes to a checkpoint, written_state(): see StateSnapshot::copy. Not
@@ -148,64 +134,23 @@ class TrainingStep {
   // hold the same weights. Not collective.
   uint32_t weights_checksum(ReplicaGroup replicas) const;
   // Returns the overflow of experts that has made a step or an evaluation void; the same on the ranks that share them.
-  const ExpertOverflow& expert_overflow() const { return overflow_; }
+  const ExpertOverflow& expert_overflow() const;
   // Returns the CRC-32C of the norms' weights, which is the same on all tensor ranks. 0 with ZeRO 3. Not collective.
   uint32_t norms_checksum() const;
 
-  Workspace& workspace() { return workspace_; }
+  Workspace& workspace();
   // Returns the statistics that the ops of a step collect.
-  const StepStatistics& statistics() const { return statistics_; }
+  const StepStatistics& statistics() const;
   // Takes host memory for micro-batches, from which uploads are fast. Not collective.
   std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes);
 
  private:
-  using OfClasses = std::array<std::unique_ptr<DeviceMemory>, num_memory_classes>;  // null where none is planned
-  OfClasses& arenas_on(MemoryPlace place) { return arenas_[static_cast<size_t>(place)]; }
-  // Takes all arenas.
-  void allocate();
-  void make_update_lane(WorkingFiles* files);
-  // Waits for updates that run beside the ops, and for gathers.
-  void wait_all() const;
-  // Return the arena of a class in its usual place, and in the place of updates.
-  const DeviceMemory& memory_of(MemoryClass c) const;
-  const DeviceMemory& memory_of_updates(MemoryClass c) const;
-  std::byte* arena(MemoryClass c) const { return memory_of(c).data(); }
-  ArenaStarts arena_starts() const;
   void initialize_weights(const StateSlice& piece);
 
   const std::shared_ptr<const StepDesign> design_;
   Backend& backend_;
-  Backend& update_backend_;
   RankGroups& groups_;
-  const std::unique_ptr<SideQueue> copy_queue_;  // null: the backend's memory is the host's
-  StepReadback readback_;
-  std::unique_ptr<MicroBatchUploads> uploads_;  // null in the same case
-  std::optional<OffloadLanes> offloads_;        // empty if nothing is offloaded
-  std::optional<StateSnapshot> snapshot_;       // empty until take_snapshot_memory
-  std::array<OfClasses, num_memory_places> arenas_;
-  Workspace workspace_;
-  StepState* state_;  // in device memory
-  StepState host_state_;
-  std::unique_ptr<ParameterStore> parameters_;
-  // Null if all state is at home. Access from the rank's thread comes first, as it waits for the lane.
-  std::unique_ptr<UpdateLane> lane_;
-  std::unique_ptr<AwayState> away_;
-  std::unique_ptr<WeightReads> weight_reads_;      // null unless weights are away
-  std::unique_ptr<AwayGradients> away_gradients_;  // null unless gradients are away
-  UnitTickets gathers_;
-  std::unique_ptr<Model> model_, evaluation_model_;
-  StepStatistics statistics_;
-  const std::vector<std::byte> initial_statistics_;
-  std::unique_ptr<QkClip> qk_clip_;  // null with optimizer.qk_clip = 0
-  std::unique_ptr<StepAgreement> agreement_;
-  std::unique_ptr<Optimizer> optimizer_;
-  std::unique_ptr<AccumulatedGradients> accumulated_;  // null with precision.gradients = fp32
-  std::unique_ptr<StepUpdate> update_;                 // agreement_ and optimizer_
-  std::unique_ptr<GradientCompression> compression_;   // null if gradients are summed as they are
-  std::vector<std::unique_ptr<Executor>> executors_;   // by StepDesign::programs
-  std::unique_ptr<Executor> evaluation_executor_;
-  size_t program_;
-  ExpertOverflow overflow_;  // filled in by both models
+  const std::unique_ptr<StepParts> parts_;
 };
 
 }  // namespace gptrain::step

@@ -3,6 +3,8 @@
 #include <filesystem>
 #include <fmt/format.h>
 
+#include "parallel/away_state.h"
+
 namespace gptrain::inline step {
 
 UpdateResources::UpdateResources(const StepDesign& design, const Backend& ops, int64_t rank) {

@@ -10,11 +10,11 @@
 #include <string>
 #include <vector>
 
+#include "base/background_work.h"
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
 #include "comm/communicator.h"
 #include "step/training_step.h"
-#include "train/background_work.h"
 #include "train/folder.h"
 #include "train/reporter.h"
 #include "train/run_context.h"

@@ -16,8 +16,8 @@
 #include "base/output_file.h"
 #include "base/text_parts.h"
 #include "base/units.h"
+#include "report/tensorboard.h"
 #include "train/run_files.h"
-#include "train/tensorboard.h"
 
 namespace gptrain::inline train {
 namespace {

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "comm/agree.h"
 #include "comm/texts.h"
+#include "parallel/gradient_reducer.h"
 
 namespace gptrain::inline train {
 

@@ -9,18 +9,13 @@
 #include "step/step_profile.h"
 #include "step/step_profiler.h"
 #include "step/training_step.h"
+#include "train/begun_step.h"
 #include "train/folder.h"
 #include "train/metrics.h"
 #include "train/run_context.h"
 #include "train/run_state.h"
 
 namespace gptrain::inline train {
-
-// Values of a step that has begun, for the report of its result.
-struct BegunStep {
-  double lr;
-  double data_seconds;  // time spent waiting for data
-};
 
 // A run that has gone back.
 struct RollbackReport {

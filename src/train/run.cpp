@@ -133,8 +133,13 @@ ExitCode run_rank(RunConfig config, const TrainOptions& options, const StopSigna
   std::optional<StepProfiler> profiler;
   if (options.profile_step) profiler.emplace(*device.backend, groups);
   Backend& backend = profiler ? profiler->backend() : *device.backend;
-  const RunContext context{.config = config, .backend = backend, .groups = groups, .world = world, .threads = threads};
-  return TrainingLoop(context, options, signals, profiler ? &*profiler : nullptr, plan.design).run();
+  const RunContext context{.config = config,
+                           .backend = backend,
+                           .groups = groups,
+                           .world = world,
+                           .threads = threads,
+                           .profiler = profiler ? &*profiler : nullptr};
+  return run_training_loop(context, options, signals, plan.design);
 }
 
 // Returns the settings that all ranks must share: the config, and the options of the command that change the work.

@@ -5,6 +5,7 @@
 #include "config/run_config.h"
 #include "ops/backend.h"
 #include "parallel/groups.h"
+#include "step/step_profiler.h"
 #include "train/batches.h"
 
 namespace gptrain::inline train {
@@ -15,7 +16,8 @@ struct RunContext {
   Backend& backend;
   RankGroups& groups;
   World& world;
-  int threads;  // number of CPU threads for this rank
+  int threads;             // number of CPU threads for this rank
+  StepProfiler* profiler;  // runs the backend's ops if a step is to be profiled; null: none is
 
   bool leads() const { return groups.rank() == 0; }                     // true on the rank that prints and writes
   Communicator* all() const { return groups.group(GroupKind::world); }  // null if there is one rank

@@ -56,24 +56,18 @@ class DeviceState final : public SliceMemory {
 // Reads and writes host memory, and state that is away.
 class AwaySlices final : public SliceMemory {
  public:
-  explicit AwaySlices(AwayState& away) : away_(away) {}
-  void read(const std::byte* from, int64_t bytes, const Take& take) override {
-    take(AwayState::holds(from) ? away_.fetched(from) : from, bytes);
-  }
-  void write(std::byte* to, const std::byte* from, int64_t bytes) override {
-    const bool away = AwayState::holds(to);
-    std::memcpy(away ? away_.fetched(to) : to, from, static_cast<size_t>(bytes));
-    if (away) away_.change();
-  }
+  explicit AwaySlices(const TrainingStep& step) : step_(step) {}
+  void read(const std::byte* from, int64_t bytes, const Take& take) override { take(step_.fetched(from), bytes); }
+  void write(std::byte* to, const std::byte* from, int64_t bytes) override { step_.write_state(to, from, bytes); }
 
  private:
-  AwayState& away_;
+  const TrainingStep& step_;
 };
 
 }  // namespace
 
 std::unique_ptr<SliceMemory> make_slice_memory(const TrainingStep& step) {
-  if (step.away() != nullptr) return std::make_unique<AwaySlices>(*step.away());
+  if (step.has_state_away()) return std::make_unique<AwaySlices>(step);
   if (step.backend().target().kind == Target::Kind::cpu) return nullptr;
   return std::make_unique<DeviceState>(step.backend());
 }

@@ -27,6 +27,8 @@ MAX_WHOLE_CONFIGS = 120
 # others.
 OFFLOAD_CHOICE = re.compile(r"offload_activations|OffloadChoice")
 MAX_OFFLOAD_FILES = 10
+# Headers that the files of the README's reading path include and that it does not list: their lines, all together.
+MAX_PATH_HEADER_LINES = 2000
 # Expressions of one place only: the paths that may have them, and the remedy elsewhere.
 SEAMS = [(re.compile(r"\bdata_rank(\(\))? *\*"), ("src/parallel/parameters.",), "ParameterStore::piece gives a rank's piece"),
          (re.compile(r"\btensor \* [\w.]*pipeline\b"), ("src/config/parallelism.h",), "ranks_of_model gives the product"),
@@ -242,6 +244,20 @@ def config_faults(root):
         yield f"{root / 'src'}: {offloading} files name an offload choice, at most {MAX_OFFLOAD_FILES}"
 
 
+def reading_path_faults(root):
+    """Yields a reading path in the README whose files include more lines of other headers than a reader looks up."""
+    readme = root / "README.md"
+    before, _, after = readme.read_text(encoding="utf-8").partition("## The reading path")
+    listed = re.findall(r"^\| `(src/[^`]+)`", after.partition("\n## ")[0], re.MULTILINE)
+    matches = [INCLUDE.match(line) for name in listed if (root / name).is_file()
+               for line in (root / name).read_text(encoding="utf-8").splitlines()]
+    headers = {f"src/{match[1]}" for match in matches if match} - set(listed)
+    lines = sum(len((root / name).read_text(encoding="utf-8").splitlines()) for name in headers)
+    if lines > MAX_PATH_HEADER_LINES:
+        number = before.count("\n") + 1
+        yield f"{readme}:{number}: the path's files include {lines} lines of other headers, at most {MAX_PATH_HEADER_LINES}"
+
+
 def file_faults(root):
     for path in repository_files(root):
         if path.suffix not in TEXT_SUFFIXES:
@@ -257,13 +273,14 @@ def file_faults(root):
 def all_faults(root):
     return [*include_faults(root), *ring_faults(root), *cuda_include_faults(root), *map_faults(root),
             *printing_faults(root), *namespace_faults(root), *list_faults(root), *size_faults(root),
-            *config_faults(root), *seam_faults(root), *file_faults(root)]
+            *config_faults(root), *seam_faults(root), *reading_path_faults(root), *file_faults(root)]
 
 
 def check_that_faults_are_found():
     """Checks the checks: each must find a planted fault."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
+        num_long = MAX_PATH_HEADER_LINES // MAX_OWN_LINES + 1
         files = {
             "src/base/a.h": '#include <vector>\n#include "ops/b.h"\n',
             "src/ops/b.h": '#include "base/a.h"\n#include "model/spec/c.h"\n#include "model/d.h"\n#include "b.h"\n',
@@ -297,7 +314,9 @@ def check_that_faults_are_found():
             **{f"src/fit/t{i}.h": "OffloadChoice choice;\n" for i in range(MAX_OFFLOAD_FILES + 1)},
             "tests/long.cpp": "\n" * (MAX_LINES + 1),
             ROOM_LIST: "base   errors\n",
-            "README.md": "see /" + "work/notes and src/work/notes\n",
+            **{f"src/train/w{i}.h": "\n" * (MAX_OWN_LINES - 2) for i in range(num_long)},
+            "src/train/x.h": "".join(f'#include "train/w{i}.h"\n' for i in range(num_long)),
+            "README.md": "see /" + "work/notes and src/work/notes\n## The reading path\n| `src/train/x.h` | |\n",
             "build/made.cpp": '"/' + 'work/"\n',
         }
         for name, text in files.items():
@@ -312,7 +331,7 @@ def check_that_faults_are_found():
                 "src/optim/u.cpp:1", "src/optim/u.cpp:2", "src/optim/u.cpp:3", "src/optim/u.cpp:4", "src/optim/u.cpp:6",
                 "src/base/a", "src/data/h.cpp:3", "src/data/i.cpp", "src/data/j.cpp", "cuda/p.cpp:3", "cuda/p.cpp:4", "src/optim/l",
                 "src/data/meson.build:1", "src/data/meson.build:7", "src/comm/meson.build:1",
-                "tests/long.cpp", "README.md", "README.md:1"}
+                "tests/long.cpp", "README.md", "README.md:1", "README.md:2"}
     if found != expected:
         sys.exit(f"the check itself is wrong: found {sorted(found)}, expected {sorted(expected)}")
 

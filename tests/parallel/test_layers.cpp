@@ -12,6 +12,7 @@
 
 #include "catch.h"
 #include "comm/world.h"
+#include "fit/fixed_choices.h"
 #include "model/model.h"
 #include "model/spec/tensor_key.h"
 #include "model_fixture.h"
@@ -105,12 +106,10 @@ class Player {
                 .precision = config.precision,
                 .batch = config.batch.micro,
                 .sequence_length = config.model.sequence_length,
-                .loss_chunk_tokens = config.memory.loss_chunk_tokens,
                 .seed = config.run.seed,
                 .saves_products = std::vector<bool>(static_cast<size_t>(config.model.num_layers),
                                                     config.memory.recompute == RecomputeKind::selective),
-                .projection = config.memory.linear_projection,
-                .codes_inputs = config.memory.saved_inputs == 8},
+                .choices = layer_choices(config.memory, backend_->target())},
                spec_, shards_, layout_,
                {groups.on_tensor_axis(), groups.on_tensor_axis().size > 1 && config.parallel.sequence,
                 groups.group(LaneKind::tensor, GroupKind::tensor), &groups.lane(LaneKind::tensor)},

@@ -1,4 +1,4 @@
-#include "train/tensorboard.h"
+#include "report/tensorboard.h"
 
 #include <algorithm>
 #include <bit>
@@ -12,7 +12,7 @@
 #include "base/directory.h"
 #include "base/error.h"
 
-namespace gptrain::inline train {
+namespace gptrain::inline report {
 namespace {
 
 constexpr std::string_view file_name_prefix = "events.out.tfevents.";
@@ -132,4 +132,4 @@ void TensorBoardWriter::write_event() {
   file_.write(record_);
 }
 
-}  // namespace gptrain::train
+}  // namespace gptrain::report

@@ -1,10 +1,10 @@
-#include "train/background_work.h"
+#include "base/background_work.h"
 
 #include <utility>
 
 #include "base/thread.h"
 
-namespace gptrain::inline train {
+namespace gptrain::inline base {
 
 BackgroundWork::BackgroundWork(std::string_view purpose) : thread_(start_thread(purpose, [this] { work(); })) {}
 
@@ -60,4 +60,4 @@ void BackgroundWork::wait() {
   if (const std::exception_ptr failure = std::exchange(failure_, nullptr)) std::rethrow_exception(failure);
 }
 
-}  // namespace gptrain::train
+}  // namespace gptrain::base

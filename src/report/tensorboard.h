@@ -9,7 +9,7 @@
 
 #include "base/output_file.h"
 
-namespace gptrain::inline train {
+namespace gptrain::inline report {
 
 // Writes one new event file in `folder`, named so that TensorBoard reads it after the files already there. With
 // resume_step >= 0 the file tells TensorBoard to forget all events of later steps. REQUIRES: the folder exists. THROWS
@@ -36,4 +36,4 @@ class TensorBoardWriter {
   std::string event_, summary_, value_, record_;
 };
 
-}  // namespace gptrain::train
+}  // namespace gptrain::report

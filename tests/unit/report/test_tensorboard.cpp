@@ -8,8 +8,8 @@
 #include <map>
 
 #include "catch.h"
+#include "report/tensorboard.h"
 #include "train/metrics.h"
-#include "train/tensorboard.h"
 #include "unit/temporary_folder.h"
 
 using namespace gptrain;

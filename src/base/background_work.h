@@ -9,7 +9,7 @@
 #include <string_view>
 #include <thread>
 
-namespace gptrain::inline train {
+namespace gptrain::inline base {
 
 // All functions are called by one thread.
 class BackgroundWork {
@@ -42,4 +42,4 @@ class BackgroundWork {
   std::thread thread_;  // last member: starts after the others are constructed
 };
 
-}  // namespace gptrain::train
+}  // namespace gptrain::base

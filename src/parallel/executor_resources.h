@@ -1,0 +1,36 @@
+// Memory and services of a rank's executors.
+#pragma once
+
+#include "model/record.h"
+#include "model/step_statistics.h"
+#include "ops/backend.h"
+#include "parallel/groups.h"
+#include "parallel/memory.h"
+#include "parallel/parameter_exchange.h"
+
+namespace gptrain::inline parallel {
+
+class AwayGradients;
+class MicroBatchUploads;
+class OffloadLanes;
+class WeightReads;
+struct GradientCompression;
+
+// Memory and services that a rank's executors use. The caller owns all of them.
+struct ExecutorResources {
+  ArenaStarts arenas = {};
+  StepState* state = nullptr;  // device
+  StepStatistics statistics = {};
+  Workspace* workspace = nullptr;
+  Backend* backend = nullptr;
+  RankGroups* groups = nullptr;
+  UnitTickets* gathers = nullptr;                     // by unit: its last gather of weights
+  WeightReads* weight_reads = nullptr;                // null unless weights are away
+  AwayGradients* away_gradients = nullptr;            // null unless gradients are away
+  const AccumulatedGradients* accumulated = nullptr;  // null if gradients are kept in f32
+  const GradientCompression* compression = nullptr;   // null if gradients are summed as they are
+  MicroBatchUploads* uploads = nullptr;               // null if the backend's memory is host memory
+  OffloadLanes* offloads = nullptr;                   // null if the schedule offloads nothing
+};
+
+}  // namespace gptrain::parallel

@@ -1,0 +1,175 @@
+#include "parallel/parameter_actions.h"
+
+#include <fmt/format.h>
+#include <stdexcept>
+
+#include "parallel/away_gradients.h"
+#include "parallel/compressed_reducer.h"
+#include "parallel/low_rank_reducer.h"
+#include "parallel/weight_reads.h"
+
+namespace gptrain::inline parallel {
+namespace {
+
+ParameterExchange::ReducerMaker reducer_maker(const GradientCompression* compression) {
+  if (compression == nullptr) return make_reducer;
+  return [compression](const ReductionContext& context, ReplicaGroup) {
+    return compression->messages.is_low_rank() ? make_low_rank_reducer(context, *compression)
+                                               : make_compressed_reducer(context, *compression);
+  };
+}
+
+}  // namespace
+
+ParameterActions::ParameterActions(const Program& program, const ParameterStore& parameters,
+                                   const ExecutorResources& resources, UpdateRule* update)
+    : program_(program),
+      parameters_(parameters),
+      resources_(resources),
+      exchange_(parameters, *resources.groups, *resources.backend, resources.accumulated,
+                reducer_maker(resources.compression)),
+      update_(update) {
+  for (const Action& action : program.schedule.actions)
+    if (action.kind == ActionKind::gather) gathered_units_.push_back(action.unit);
+}
+
+void ParameterActions::begin() {
+  if (resources_.weight_reads != nullptr) resources_.weight_reads->begin(gathered_units_);
+}
+
+void ParameterActions::prepare(const Action& action) {
+  await_updates(action);
+  load_sum(action);
+}
+
+std::byte* ParameterActions::at(const Action& action, Operand operand) const {
+  return program_.address(action, operand, resources_.arenas);
+}
+
+ParameterActions::Part ParameterActions::own_part(const Action& action) const {
+  return {.unit = action.unit,
+          .weights = at(action, Operand::weights),
+          .whole_gradients = at(action, Operand::whole_gradients),
+          .narrow_gradients = at(action, Operand::narrow_gradients)};
+}
+
+std::optional<ParameterActions::Part> ParameterActions::experts_part(const Action& action) const {
+  const int64_t experts = parameters_.spec().units[static_cast<size_t>(action.unit)].experts;
+  if (experts < 0) return std::nullopt;
+  Part part = own_part(action);
+  part.unit = experts;
+  const UnitRange& own = parameters_.layout().units[static_cast<size_t>(action.unit)];
+  const UnitBufferBytes before = unit_buffer_bytes(own, parameters_.sharding());
+  if (part.weights != nullptr) part.weights += before.weights;
+  if (part.whole_gradients != nullptr) part.whole_gradients += before.whole_gradients;
+  if (part.narrow_gradients != nullptr) part.narrow_gradients += before.narrow_gradients;
+  return part;
+}
+
+template <typename Body>
+void ParameterActions::for_each_part(const Action& action, const Body& body) const {
+  body(own_part(action));
+  if (const std::optional<Part> experts = experts_part(action)) body(*experts);
+}
+
+int64_t ParameterActions::matrix_unit() const {
+  return program_.schedule.options.tied_head ? 0 : program_.schedule.num_layers() - 1;
+}
+
+void ParameterActions::await_updates(const Action& action) {
+  if (update_ == nullptr) return;
+  for_each_part(action, [this](const Part& part) { update_->await_update(part.unit); });
+  if (action.unit + 1 == program_.schedule.num_layers()) update_->await_update(matrix_unit());
+}
+
+ActionParameters ParameterActions::parameters_of(const Action& action) const {
+  const Part own = own_part(action);
+  Part of_matrix = own;
+  of_matrix.unit = matrix_unit();
+  const std::optional<Part> experts = experts_part(action);
+  return {whole(own), whole(of_matrix), experts ? whole(*experts) : UnitParameters{}};
+}
+
+bool ParameterActions::accumulates(const Action& action) const {
+  // Gradients with a buffer of their own are moved out of it after every micro-batch.
+  return action.micro_batch > 0 &&
+         (!program_.schedule.options.has_gradient_buckets() || parameters_.sharding().buckets_hold_sums());
+}
+
+void ParameterActions::play(const Action& action) {
+  switch (action.kind) {
+    case ActionKind::gather:
+      return gather(action);
+    case ActionKind::await_weights:
+      return for_each_part(action, [this](const Part& part) {
+        resources_.groups->lane(LaneKind::weights).wait((*resources_.gathers)[static_cast<size_t>(part.unit)]);
+      });
+    case ActionKind::sum_tied:
+      return exchange_.sum_tied();
+    case ActionKind::norm:
+      if (resources_.away_gradients != nullptr) resources_.away_gradients->finish();
+      return update_->norm();
+    case ActionKind::update:
+      return for_each_part(action, [this](const Part& part) {
+        update_->update(part.unit);
+        exchange_.end_step(part.unit);
+      });
+    default:
+      return sum(action);
+  }
+}
+
+void ParameterActions::gather(const Action& action) {
+  await_updates(action);
+  for_each_part(action, [this](const Part& part) {
+    if (resources_.weight_reads != nullptr) resources_.weight_reads->fetch(part.unit);
+    Lane::Ticket& ticket = (*resources_.gathers)[static_cast<size_t>(part.unit)];
+    ticket = begin_gather(parameters_, part.unit, part.weights, *resources_.groups, *resources_.backend);
+    if (resources_.weight_reads != nullptr) resources_.weight_reads->release(part.unit, ticket);
+  });
+}
+
+// Fills a bucket that the action is the first to write with the sum of earlier micro-batches, if it is away.
+void ParameterActions::load_sum(const Action& action) {
+  const int32_t bucket = action[Operand::whole_gradients];
+  if (bucket < 0 || action.micro_batch == 0 || !parameters_.sharding().buckets_hold_sums()) return;
+  const Buffer& buffer = program_.schedule.buffers[static_cast<size_t>(bucket)];
+  if (&action != &program_.schedule.actions[static_cast<size_t>(buffer.first)]) return;
+  resources_.away_gradients->load(buffer.unit, at(action, Operand::whole_gradients));
+}
+
+void ParameterActions::await_gradients(const Part& part, int32_t micro_batch) {
+  const ParameterExchange::Gradients gradients = gradients_of(part);
+  exchange_.await_sum(part.unit, gradients, micro_batch);
+  AwayGradients* const away = resources_.away_gradients;
+  if (away == nullptr) return;
+  away->take(part.unit, gradients.whole, micro_batch);
+  if (micro_batch + 1 == program_.schedule.options.micro_batches) update_->measure(part.unit);
+  away->write(part.unit);
+}
+
+void ParameterActions::keep_gradients(const Part& part, int32_t micro_batch) {
+  const ParameterExchange::Gradients gradients = gradients_of(part);
+  if (resources_.away_gradients == nullptr) return exchange_.keep(part.unit, gradients, micro_batch);
+  resources_.away_gradients->take(part.unit, gradients.whole, micro_batch);
+  resources_.away_gradients->write(part.unit);
+}
+
+void ParameterActions::sum(const Action& action) {
+  for_each_part(action, [&](const Part& part) {
+    switch (action.kind) {
+      case ActionKind::reduce:
+        return exchange_.begin_sum(part.unit, gradients_of(part));
+      case ActionKind::reduce_on:
+        return exchange_.go_on_with_sum(part.unit, gradients_of(part));
+      case ActionKind::await_gradients:
+        return await_gradients(part, action.micro_batch);
+      case ActionKind::keep_gradients:
+        return keep_gradients(part, action.micro_batch);
+      default:
+        throw std::logic_error(fmt::format("nothing runs the action {}", action_name(action.kind)));
+    }
+  });
+}
+
+}  // namespace gptrain::parallel

@@ -1,0 +1,58 @@
+#include "step/choosing_pass.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "model/micro_batch.h"
+#include "parallel/action_observer.h"
+#include "schedule/offload.h"
+#include "step/arena_fill.h"
+#include "step/step_parts.h"
+
+namespace gptrain::inline step {
+namespace {
+
+// Runs the passes of units only: no collectives between data ranks, no gradient norm, no update.
+class ComputeOnly final : public ActionObserver {
+ public:
+  bool before(const Action& action) override {
+    return action.kind == ActionKind::load || action.kind == ActionKind::evaluate || is_unit_pass(action.kind);
+  }
+  void after(const Action&) override {}
+};
+
+// Returns micro-batches of token 0, for passes whose results are not used.
+class NoTokens final : public MicroBatchSource {
+ public:
+  explicit NoTokens(const StepShape& shape)
+      : memory_(static_cast<size_t>(shape.micro_batch().bytes())),
+        view_(MicroBatch::at(memory_.data(), shape.micro_batch())) {}
+  const MicroBatch& next() override { return view_; }
+
+ private:
+  std::vector<std::byte> memory_;
+  MicroBatch view_;
+};
+
+}  // namespace
+
+void choose_algorithms(StepParts& parts) {
+  Backend& backend = parts.backend;
+  if (backend.algorithms().empty()) return;
+  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::gathered, MemoryClass::fp8_weights,
+                              MemoryClass::activations, MemoryClass::workspace}) {
+    const int64_t bytes = parts.memory_of(c).bytes();
+    fill_memory(backend, parts.copy_queue.get(), parts.arena(c), bytes,
+                numbers_for_products(static_cast<uint32_t>(c), bytes));
+  }
+  ComputeOnly compute_only;
+  NoTokens source(parts.model->shape());
+  backend.set_choosing(true);
+  parts.executors.back()->play(source, &compute_only);
+  parts.evaluation_executor->play(source, &compute_only);
+  backend.synchronize();  // before `source` is destroyed
+  backend.set_choosing(false);
+}
+
+}  // namespace gptrain::step

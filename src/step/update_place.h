@@ -1,0 +1,16 @@
+// Place of updates that do not run where the ops do.
+#pragma once
+
+#include "ops/backend.h"
+#include "storage/working_files.h"
+
+namespace gptrain::inline step {
+
+// Backend and memory of updates that do not run where the ops do.
+struct UpdatePlace {
+  // Runs them with StepChoices::updates_on_host, or with state that is away; null: the ops' own.
+  Backend* backend = nullptr;
+  WorkingFiles* files = nullptr;  // memory of StepChoices::optimizer_state on disk; a plan has none
+};
+
+}  // namespace gptrain::step
