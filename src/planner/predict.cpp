@@ -49,7 +49,7 @@ std::optional<Machine> published_machine(const Machine& machine, int64_t zero) {
 }
 
 StorageRates storage_rates(const ClusterProfile& cluster) {
-  return {.shared = cluster.storage_bytes_per_second, .local = cluster.local_bytes_per_second};
+  return {.shared = cluster.storage_bytes_per_second, .local = cluster.drives.all_written()};
 }
 
 StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, int64_t world_size,
