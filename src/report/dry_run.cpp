@@ -264,7 +264,7 @@ Json forecast_json(const DryRun& input) {
   Json exposed = Json::object(), longest_waits = Json::array();
   for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
     const LongestWait& wait = forecast.longest_waits[lane];
-    if (lane != update_lane || input.config.memory.uses_disk())
+    if (lane != update_lane || input.config.memory.keeps_state_away())
       exposed[std::string(waited_lane_name(lane))] = forecast.exposed_seconds[lane];
     if (wait.seconds == 0) continue;
     longest_waits.push_back({{"lane", waited_lane_name(lane)},

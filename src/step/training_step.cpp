@@ -144,7 +144,8 @@ TrainingStep::~TrainingStep() {
 }
 
 void TrainingStep::make_update_lane(WorkingFiles* files) {
-  lane_ = std::make_unique<UpdateLane>(*parameters_, update_backend_, groups_, files);
+  const bool beside_device = backend_.target().kind == Target::Kind::gpu;
+  lane_ = std::make_unique<UpdateLane>(*parameters_, update_backend_, groups_, files, beside_device);
   away_ = std::make_unique<AwayState>(*parameters_, groups_, files, [this] { lane_->suspend(); });
   const Sharding& sharding = design_->sharding;
   if (sharding.weights_away()) weight_reads_ = std::make_unique<WeightReads>(*parameters_, groups_, files, *lane_);
