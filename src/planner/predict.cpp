@@ -7,6 +7,7 @@
 
 #include "config/context_method.h"
 #include "fit/plan_world.h"
+#include "planner/link_needs.h"
 #include "planner/run_speed.h"
 
 namespace gptrain::inline planner {
@@ -139,8 +140,10 @@ LayoutResult layout_result(const RunConfig& config, const Target& target, const 
 
 LayoutResult predict_layout(const RunConfig& config, const Machine& machine, const RunLayout& layout, double price) {
   const Prediction prediction = predict_run(config, machine, layout.world_size());
-  return layout_result(config, planned_target(machine, config.run.threads, layout.world_size()), prediction.plan,
-                       prediction.forecast, layout, price);
+  LayoutResult result = layout_result(config, planned_target(machine, config.run.threads, layout.world_size()),
+                                      prediction.plan, prediction.forecast, layout, price);
+  result.lacks_on_drives = missing_on_drives(prediction.plan.largest.arenas, machine, layout.world_size());
+  return result;
 }
 
 }  // namespace gptrain::planner

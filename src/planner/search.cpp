@@ -107,8 +107,8 @@ class Search {
     const Miss& least = misses_.least();
     RunLayout recomputing = least.layout;
     recomputing.recompute = RecomputeKind::block;
-    const Miss nearest =
-        nearest_of(case_.config, case_.machine, case_.room, least, held_.agree_with(recomputing) ? recomputing : least.layout);
+    const Miss nearest = nearest_of(case_.config, case_.machine, case_.room, least,
+                                    held_.agree_with(recomputing) ? recomputing : least.layout);
     found_.least_missing_bytes = nearest.bytes;
     found_.least_missing = nearest.layout;
     found_.least_missing_is_exact = nearest.is_exact;
@@ -219,6 +219,10 @@ class Search {
         misses_.add(candidate.layout, result.host_bytes - host);
         continue;
       }
+      if (result.lacks_on_drives > 0) {
+        misses_.add(candidate.layout, result.lacks_on_drives);
+        continue;
+      }
       exact_.push_back(std::move(result));
     }
   }
@@ -315,7 +319,8 @@ class Search {
   void rank() {
     found_.num_exact = std::ssize(exact_);
     std::stable_sort(exact_.begin(), exact_.end(), [&](const LayoutResult& a, const LayoutResult& b) {
-      return std::pair(score_with_host_memory(a), a.step_seconds) < std::pair(score_with_host_memory(b), b.step_seconds);
+      return std::pair(score_with_host_memory(a), a.step_seconds) <
+             std::pair(score_with_host_memory(b), b.step_seconds);
     });
     found_.best.assign(exact_.begin(),
                        exact_.begin() + std::min(case_.options.top, static_cast<int64_t>(exact_.size())));
@@ -468,11 +473,6 @@ class Search {
 }  // namespace
 
 LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, const SearchOptions& options) {
-  if (config.memory.uses_disk())
-    throw Error(
-        ExitCode::usage,
-        "memory.offload_optimizer = \"disk\": the search for a layout does not know disks yet; search with --set "
-        "memory.offload_optimizer=none --set memory.disk_path=null, and look at a layout with train --dry-run");
   if (config.parallel.expert > 1)
     throw Error(ExitCode::usage,
                 "parallel.expert = {}: the search for a layout does not spread experts yet; search with --set "
