@@ -226,8 +226,9 @@ void fit(const PlanArguments& arguments) {
       throw Error(ExitCode::usage, "--optimizer: {} is given twice", *word);
   const int64_t gpus = at_most_all("--gpus", std::max<int64_t>(arguments.search.gpus, 1));
   const Machine machine = machine_for(arguments, arguments.fit, gpus);
-  print_study(arguments, arguments.methods ? fit_methods(machine, arguments.family, gpus)
-                                           : fit_models(machine, arguments.family, optimizers, gpus));
+  const FitOptions options{
+      .family = arguments.family, .optimizers = optimizers, .overrides = arguments.overrides, .gpus = gpus};
+  print_study(arguments, arguments.methods ? fit_methods(machine, options) : fit_models(machine, options));
 }
 
 void estimate(const PlanArguments& arguments) {
@@ -322,7 +323,7 @@ const std::vector<Task>& tasks() {
       {"--scale", {"CONFIG", "--target", "--cluster", "--software", "--price", "--set", "--html", "--svg", "--json"}},
       {"--links",
        {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--price", "--set", "--html", "--svg", "--json"}},
-      {"--fit", {"--gpus", "--cluster", "--family", "--optimizer", "--methods", "--html", "--json"}},
+      {"--fit", {"--gpus", "--cluster", "--family", "--optimizer", "--methods", "--set", "--html", "--json"}},
       {"--methods",
        {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--price", "--set", "--html", "--json"}},
       {"--estimate", {"--json"}}};

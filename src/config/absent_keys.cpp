@@ -216,7 +216,7 @@ std::span<const Aliases> absent_keys() {
        {"master_addr", "master_port", "comm_port", "comm_master_addr", "comm_master_port", "port", "server_ip",
         "nccl_init_method", "rank", "dist_url", "init_method_url", "dist_backend"}},
       {"the optimizer runs where its state lies; memory.offload_activations moves activations to the host, and "
-       "memory.offload_optimizer state to drives",
+       "memory.offload_optimizer state to drives, in plans also to the host",
        {"offload_param", "optimizer_cpu_offload", "cpu_offload", "memory_cpu_offload", "nvme_path", "aio",
         "zero_force_ds_cpu_optimizer", "optimizer_offload*", "*_cpu_offload", "enable_cpu_offload", "max_in_cpu",
         "sub_group_size"}},

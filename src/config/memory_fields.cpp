@@ -57,10 +57,8 @@ Builder offload_activations_field() {
 
 Builder state_place_field(const char* path, StatePlace MemoryConfig::*member, const char* description) {
   return words<MemoryConfig, StatePlace>(
-             path, &RunConfig::memory, member, {{"none", StatePlace::none}, {"disk", StatePlace::disk}},
-             {{"host", "the memory of a device without its own memory is the host's, and GPUs cannot offload yet",
-               "disk"}},
-             description)
+             path, &RunConfig::memory, member,
+             {{"none", StatePlace::none}, {"host", StatePlace::host}, {"disk", StatePlace::disk}}, {}, description)
       .changeable();
 }
 
@@ -77,6 +75,8 @@ void add_memory_fields(std::vector<Field>& table) {
       when(&RunConfig::model, [](const ModelConfig& model) { return !is_gated(model.activation); })};
   const Dependency on_disk{"memory.offload_optimizer", "memory.offload_optimizer is disk",
                            when(&RunConfig::memory, [](const MemoryConfig& memory) { return memory.uses_disk(); })};
+  const Dependency away{"memory.offload_optimizer", "memory.offload_optimizer is host or disk",
+                        when(&RunConfig::memory, [](const MemoryConfig& memory) { return memory.keeps_state_away(); })};
   table.insert(
       table.end(),
       {
@@ -117,8 +117,9 @@ void add_memory_fields(std::vector<Field>& table) {
               .changeable(),
           state_place_field("memory.offload_optimizer", &M::offload_optimizer,
                             "where the optimizer's state and master weights lie between updates: in the device's "
-                            "memory (none), or in working files on memory.disk_path, which are read ahead, updated and "
-                            "written beside the passes (arXiv 2104.07857); the result has the same bits"),
+                            "memory (none), in that of a GPU's host (host: for plans only, a run refuses it), or in "
+                            "working files on memory.disk_path, which are read ahead, updated and written beside the "
+                            "passes (arXiv 2104.07857); the result has the same bits"),
           field("memory.offload_optimizer_share", &RunConfig::memory, &M::offload_optimizer_share,
                 NumberRule{.min = 0, .max = 1},
                 "share of the layers, from the last one on, whose optimizer state lies in working files; that of the "
@@ -133,14 +134,15 @@ void add_memory_fields(std::vector<Field>& table) {
               .changeable(),
           state_place_field("memory.offload_parameters", &M::offload_parameters,
                             "where the weights lie between the passes of their layers: in the device's memory (none), "
-                            "or in working files, from which they are read ahead of each pass; the result has the same "
-                            "bits")
-              .only_with(on_disk),
-          state_place_field("memory.offload_gradients", &M::offload_gradients,
-                            "where summed gradients lie until the update: in the device's memory (none), or in working "
-                            "files, to which they are written as backward passes make them; the result has the same "
-                            "bits")
-              .only_with(on_disk),
+                            "or beside the optimizer's state, from where they are read ahead of each pass; the result "
+                            "has the same bits")
+              .only_with(away),
+          state_place_field(
+              "memory.offload_gradients", &M::offload_gradients,
+              "where summed gradients lie until the update: in the device's memory (none), or beside the "
+              "optimizer's state, where they are written as backward passes make them; the result has the "
+              "same bits")
+              .only_with(away),
           field("memory.disk_path", &RunConfig::memory, &M::disk_path, TextRule{false, true},
                 "folder for working files; several, one on each drive, are separated by ':' and take a share each")
               .required("\"/scratch/nvme0\"")

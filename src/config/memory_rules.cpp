@@ -81,9 +81,11 @@ class MemoryRules : Rules {
   // Checks that all that reads or writes optimizer state can do so while it is on disk.
   void check_disk() {
     const char* const path = "memory.offload_optimizer";
-    if (!sound({path}) || !config_.memory.uses_disk()) return;
+    if (!sound({path}) || !config_.memory.keeps_state_away()) return;
     if (sound({"run.device"}) && config_.run.device == DeviceKind::cuda)
       fault(path, "works with run.device = \"cpu\" only: updates beside a GPU's ops are not written yet", "\"none\"");
+    if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu && !config_.memory.uses_disk())
+      fault(path, "is for plans of GPUs: the memory of a CPU is the host's already", "\"disk\"");
     if (sound({"optimizer.type"}) && config_.optimizer.type == OptimizerKind::muon)
       fault(path, "cannot be combined with optimizer.type = \"muon\", which needs whole matrices in memory",
             "\"none\"");
@@ -93,15 +95,23 @@ class MemoryRules : Rules {
     if (sound({"run.validate_ema"}) && config_.run.validate_ema)
       fault(path, "cannot be combined with run.validate_ema = true, which reads the averaged weights in memory",
             "\"none\"");
-    if (!is_given("checkpoint.asynchronous")) config_.checkpoint.asynchronous = false;
-    if (config_.checkpoint.asynchronous)
+    const bool uses_disk = config_.memory.uses_disk();
+    if (uses_disk && !is_given("checkpoint.asynchronous")) config_.checkpoint.asynchronous = false;
+    if (uses_disk && config_.checkpoint.asynchronous)
       fault("checkpoint.asynchronous",
             "must be false with memory.offload_optimizer = \"disk\": it keeps a copy of the state in memory", "false");
     for (const std::string& folder : config_.memory.disk_folders())
-      if (sound({"memory.disk_path"}) && folder.empty())
+      if (uses_disk && sound({"memory.disk_path"}) && folder.empty())
         fault("memory.disk_path", "names an empty folder between or beside ':'", "\"/scratch/nvme0\"");
-    if (config_.memory.offload_parameters == StatePlace::disk) check_parameters_on_disk();
-    if (config_.memory.offload_gradients == StatePlace::disk) check_gradients_on_disk();
+    if (config_.memory.offload_parameters != StatePlace::none) check_parameters_on_disk();
+    if (config_.memory.offload_gradients != StatePlace::none) check_gradients_on_disk();
+  }
+
+  // Checks that values are to lie where the optimizer's state does.
+  void check_place(const char* path, StatePlace place) {
+    const bool on_disk = config_.memory.uses_disk();
+    if ((place == StatePlace::disk) != on_disk)
+      fault(path, "must be \"none\" or the value of memory.offload_optimizer", on_disk ? "\"disk\"" : "\"host\"");
   }
 
   // Checks that the state of all layers is on disk, beside which other values are to lie.
@@ -113,6 +123,7 @@ class MemoryRules : Rules {
   void check_parameters_on_disk() {
     const char* const path = "memory.offload_parameters";
     if (!sound({path})) return;
+    check_place(path, config_.memory.offload_parameters);
     check_share(path);
     if (const std::string fp8 = fp8_key(); !fp8.empty())
       fault(path, "cannot be combined with " + fp8 + " = \"fp8\", whose copies of weights lie in memory", "\"none\"");
@@ -121,6 +132,7 @@ class MemoryRules : Rules {
   void check_gradients_on_disk() {
     const char* const path = "memory.offload_gradients";
     if (!sound({path})) return;
+    check_place(path, config_.memory.offload_gradients);
     check_share(path);
     if (sound({"parallel.pipeline"}) && config_.parallel.pipeline > 1)
       fault(path, "cannot be combined with parallel.pipeline, whose stages begin a micro-batch before they end another",

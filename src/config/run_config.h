@@ -264,8 +264,8 @@ struct ProjectionConfig {
   bool is_at(LinearSite site) const { return std::find(sites.begin(), sites.end(), site) != sites.end(); }
 };
 
-// Where state lies between its uses: in the memory of the device (none), or on drives.
-enum class StatePlace : uint8_t { none, disk };
+// Where state lies between its uses: in the memory of the device (none), of a GPU's host, or on drives.
+enum class StatePlace : uint8_t { none, disk, host };
 
 struct MemoryConfig {
   RecomputeKind recompute = RecomputeKind::none;
@@ -284,6 +284,7 @@ struct MemoryConfig {
   std::string disk_path = {};          // folders, one on each drive, with ':' between them
 
   bool uses_disk() const { return offload_optimizer == StatePlace::disk; }
+  bool keeps_state_away() const { return offload_optimizer != StatePlace::none; }
   std::vector<std::string> disk_folders() const;
 };
 

@@ -46,20 +46,31 @@ UnitChoices choose_units(const PlanCase& run, int32_t stage, std::optional<int64
 
 void check_places(const PlanCase& run) {
   const MemoryConfig& memory = run.config.memory;
-  if (!memory.uses_disk()) return;
-  if (run.target.kind == Target::Kind::gpu)
+  if (!memory.keeps_state_away()) return;
+  const bool on_gpu = run.target.kind == Target::Kind::gpu;
+  const bool is_present = !run.target.identity.empty();  // otherwise it has only been named, for a plan
+  if (on_gpu && is_present)
     throw Error(
         ExitCode::usage,
-        "memory.offload_optimizer = \"disk\": works on CPUs only, as updates beside a GPU's ops are not written "
-        "yet (try \"none\")");
+        "memory.offload_optimizer = \"{}\": works on CPUs and in plans for a named GPU only, as updates beside a "
+        "GPU's ops are not written yet (try \"none\")",
+        memory.uses_disk() ? "disk" : "host");
+  if (on_gpu && memory.offload_optimizer_share < 1)
+    throw Error(ExitCode::usage,
+                "memory.offload_optimizer_share = {:g}: must be 1 on a GPU, where all updates run on the host",
+                memory.offload_optimizer_share);
+  if (!on_gpu && !memory.uses_disk())
+    throw Error(ExitCode::usage,
+                "memory.offload_optimizer = \"host\": the memory of a CPU is the host's already (try \"disk\" or "
+                "\"none\")");
   const int64_t data_ranks = run.world_size / ranks_of_model(run.config.parallel);
   const int64_t zero = run.config.parallel.zero;
   const auto needs = [&](const char* key, StatePlace place, bool is_cut, const char* stages) {
-    if (place == StatePlace::disk && data_ranks > 1 && !is_cut)
+    if (place != StatePlace::none && data_ranks > 1 && !is_cut)
       throw Error(ExitCode::usage,
-                  "{} = \"disk\": needs parallel.zero = {} with {} data ranks, as each stores its own piece (try "
+                  "{} = \"{}\": needs parallel.zero = {} with {} data ranks, as each stores its own piece (try "
                   "parallel.zero = 3)",
-                  key, stages, data_ranks);
+                  key, memory.uses_disk() ? "disk" : "host", stages, data_ranks);
   };
   needs("memory.offload_parameters", memory.offload_parameters, cuts_weights(zero), "3");
   needs("memory.offload_gradients", memory.offload_gradients, cuts_gradients(zero), "2 or 3");

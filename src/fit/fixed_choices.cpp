@@ -42,11 +42,21 @@ std::string warning_of_useless_copies(OffloadChoice choice, const Target& target
       offload_key, choice == offload::all ? "\"all\"" : offload_name(choice));
 }
 
+// Returns the warning about settings that a run refuses, or that do no good; an empty string if there are none.
+std::string warning_of(const MemoryConfig& memory, const Target& target) {
+  if (target.kind == Target::Kind::cpu || !memory.keeps_state_away())
+    return warning_of_useless_copies(memory.offload, target);
+  return fmt::format(
+      "memory.offload_optimizer = \"{}\": for planning only: a run on a GPU refuses it, as updates beside a GPU's ops "
+      "are not written yet",
+      memory.uses_disk() ? "disk" : "host");
+}
+
 // Returns the places of the optimizer's state by unit; empty: all in memory. The first units stay in memory, so that
 // the next step may begin with them at once.
 std::vector<MemoryPlace> state_places(const MemoryConfig& memory, size_t num_units) {
-  if (!memory.uses_disk()) return {};
-  std::vector<MemoryPlace> places(num_units, MemoryPlace::disk);
+  if (!memory.keeps_state_away()) return {};
+  std::vector<MemoryPlace> places(num_units, memory.uses_disk() ? MemoryPlace::disk : MemoryPlace::pinned_host);
   const auto at_home = static_cast<size_t>((1 - memory.offload_optimizer_share) * static_cast<double>(num_units));
   std::fill_n(places.begin(), at_home, MemoryPlace::device);
   return places;
@@ -81,12 +91,12 @@ LayerChoices layer_choices(const MemoryConfig& memory, const Target& target) {
 StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitChoices units) {
   std::vector<MemoryPlace> optimizer_state = state_places(memory, units.size());
   return {.units = std::move(units),
-          .weights = memory.offload_parameters == StatePlace::disk ? Residency::disk : Residency::resident,
-          .gradients_on_disk = memory.offload_gradients == StatePlace::disk,
+          .weights = memory.offload_parameters != StatePlace::none ? Residency::disk : Residency::resident,
+          .gradients_on_disk = memory.offload_gradients != StatePlace::none,
           .optimizer_state = std::move(optimizer_state),
           .backward_recomputes = backward_recomputes(memory.recompute),
           .layers = layer_choices(memory, target),
-          .warning = warning_of_useless_copies(memory.offload, target)};
+          .warning = warning_of(memory, target)};
 }
 
 StepPlan plan_fixed(const PlanCase& run, int64_t rank) {

@@ -14,6 +14,9 @@ namespace gptrain::inline fit {
 struct SavingMethod {
   std::string_view name;
   std::array<std::string_view, 4> settings;  // in the form of --set; unused elements are empty
+  bool needs_cpu = false;                    // GPUs refuse it
+
+  bool works_on(const Target& target) const { return !needs_cpu || target.kind == Target::Kind::cpu; }
 
   // Returns the settings to apply to a config with this section `memory`. A setting of memory.recompute comes after
   // resets (KEY=null) of the keys that its value excludes. An activation budget stays if that value is "optimal".
@@ -61,7 +64,7 @@ inline std::vector<std::string> untried_methods(const StepConfig& config, const 
 }
 
 // The first method is the config as it is.
-constexpr std::array<SavingMethod, 18> saving_methods = {{
+constexpr std::array<SavingMethod, 20> saving_methods = {{
     {"as given", {}},
     {"8-bit AdamW", {saving::moments}},
     // Resets betas and eps, which AdamW and Adafactor use differently.
@@ -79,6 +82,11 @@ constexpr std::array<SavingMethod, 18> saving_methods = {{
     {"recompute and offload optimal", {"memory.recompute=optimal", "memory.offload_activations=optimal"}},
     {"offload hidden", {"memory.offload_activations=hidden"}},
     {"offload all", {"memory.offload_activations=all"}},
+    {"optimizer state on disk", {"memory.offload_optimizer=disk", "memory.disk_path=."}, true},
+    {"all parameters on disk",
+     {"memory.offload_optimizer=disk", "memory.offload_parameters=disk", "memory.offload_gradients=disk",
+      "memory.disk_path=."},
+     true},
     {"6 bytes a parameter, 8-bit inputs", {saving::pure, saving::moments, saving::gradients, saving::inputs}},
     {"6 bytes a parameter, recompute block",
      {saving::pure, saving::moments, saving::gradients, "memory.recompute=block"}},

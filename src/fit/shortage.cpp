@@ -390,6 +390,13 @@ std::string host_remedy(const MemoryConfig& memory, int64_t micro_batch, MemoryC
     case MemoryClass::data:
       return micro_batch > 1 ? "micro-batches that are read ahead; a smaller batch.micro takes less"
                              : "micro-batches that are read ahead";
+    case MemoryClass::master:
+    case MemoryClass::optimizer:
+    case MemoryClass::weights:
+    case MemoryClass::gradients:
+    case MemoryClass::buckets:
+    case MemoryClass::workspace:
+      return memory.uses_disk() ? "updates of state that is on disk" : "memory.offload_optimizer; \"disk\" takes less";
     default:
       return "communication between ranks";
   }

@@ -68,6 +68,27 @@ void require_links(const Machine& machine, int64_t world_size) {
               machine.way == LinkWay::threads ? "" : " with the launcher of the run");
 }
 
+PlaceRates place_rates(const Machine& machine, int64_t world_size) {
+  const ClusterProfile& cluster = machine.cluster;
+  const auto ranks = static_cast<double>(cluster.measured ? world_size : std::min(world_size, cluster.gpus_per_node));
+  PlaceRates rates{.host_link = cluster.host_bytes_per_second,
+                   .host_memory = cluster.host_memory_bytes_per_second * cluster.host_memory_sustained / ranks,
+                   .disk_read = cluster.drives.all_read(),
+                   .disk_write = cluster.drives.all_written()};
+  if (cluster.host_links_bytes_per_second > 0)
+    rates.host_link = std::min(rates.host_link, cluster.host_links_bytes_per_second / ranks);
+  if (cluster.measured) {
+    const MeasuredDisk& disk = cluster.measured->disk;
+    rates.disk_read = disk.read_bytes_per_second;
+    rates.disk_write = disk.write_bytes_per_second;
+  }
+  for (double* const rate : {&rates.disk_read, &rates.disk_write}) {
+    if (*rate == 0) *rate = cluster.storage_bytes_per_second;
+    *rate /= ranks;
+  }
+  return rates;
+}
+
 std::string_view spending_name(size_t spending) {
   constexpr std::array<std::string_view, lane_spending(0)> ops = {"matrix products", "attention", "memory-bound ops",
                                                                   "copies"};
@@ -95,6 +116,7 @@ EventTimes::EventTimes(const Machine& machine, const StepConfig& config, int64_t
       tensor_ranks_(config.parallel.tensor),
       rows_(config.batch.micro * (config.model.sequence_length / config.parallel.context)),
       world_size_(std::max(mesh.world_size(), sharing)),
+      places_of_state_(place_rates(machine, world_size_)),
       compute_(config.precision.compute),
       kinds_(op_kinds(config.model)) {
   if (const MeasuredMachine* const measured = machine.device.measured.get()) {
@@ -152,25 +174,17 @@ double EventTimes::seconds_of(const Event& event) const {
   return machine_->software.slowness * seconds_at_full_speed(event);
 }
 
-// Ranks of a node share its drives.
-double EventTimes::disk_seconds(double bytes, bool writes) const {
-  const ClusterProfile& cluster = machine_->cluster;
-  double rate = cluster.local_bytes_per_second > 0 ? cluster.local_bytes_per_second : cluster.storage_bytes_per_second;
-  const MeasuredDisk disk = cluster.measured ? cluster.measured->disk : MeasuredDisk{};
-  if (disk.read_bytes_per_second > 0) rate = writes ? disk.write_bytes_per_second : disk.read_bytes_per_second;
-  const int64_t sharing = cluster.measured ? world_size_ : std::min(world_size_, cluster.gpus_per_node);
-  return bytes * static_cast<double>(sharing) / rate;
-}
-
 double EventTimes::seconds_at_full_speed(const Event& event) const {
   if (event.kind == Event::Kind::collective) return collective(event).seconds;
-  if (event.kind == Event::Kind::op) return op_seconds(event);
   const auto bytes = static_cast<double>(event.bytes_moved);
-  if (event.queue == Event::Queue::disk_read || event.queue == Event::Queue::disk_write)
-    return disk_seconds(bytes, event.queue == Event::Queue::disk_write);
+  const bool is_cpu = machine_->device.measured && machine_->device.measured->is_cpu;
+  const bool runs_on_host = event.queue == Event::Queue::update && !is_cpu;
+  if (event.kind == Event::Kind::op) return runs_on_host ? bytes / places_of_state_.host_memory : op_seconds(event);
+  if (event.queue == Event::Queue::disk_read) return bytes / places_of_state_.disk_read;
+  if (event.queue == Event::Queue::disk_write) return bytes / places_of_state_.disk_write;
   if (event.name == copy_among_ops_name)
     return machine_->device.launch_seconds + memory_seconds(machine_->device, 2 * bytes);
-  return machine_->device.launch_seconds + bytes / machine_->cluster.host_bytes_per_second;
+  return machine_->device.launch_seconds + bytes / places_of_state_.host_link;
 }
 
 }  // namespace gptrain::machine

@@ -41,6 +41,14 @@ LinkWay way_of_processes(const ClusterProfile& cluster);
 // THROWS Error(usage) if the machine was measured, but not the links that its ranks use.
 void require_links(const Machine& machine, int64_t world_size);
 
+// Bytes per second that a rank moves while all ranks of its node do.
+struct PlaceRates {
+  double host_link = 0;    // between a GPU and its host, one way
+  double host_memory = 0;  // used by updates that run on the host
+  double disk_read = 0, disk_write = 0;
+};
+PlaceRates place_rates(const Machine& machine, int64_t world_size);
+
 // Categories of a step's time: ops by their limit, copies, then one category for each lane.
 enum class Spending : uint8_t { products, attention, memory, copies, first_lane };
 constexpr size_t num_spendings = static_cast<size_t>(Spending::first_lane) + num_lanes;
@@ -75,13 +83,13 @@ class EventTimes {
   // Returns the seconds of an op, collective or copy before Software::slowness.
   double seconds_at_full_speed(const Event& event) const;
   double op_seconds(const Event& op) const;
-  double disk_seconds(double bytes, bool writes) const;
 
   std::optional<Machine> machine_;
   std::array<GroupSpan, num_group_kinds> places_{};
   int64_t tensor_ranks_ = 1;
   int64_t rows_ = 0;  // tokens of a micro-batch
   int64_t world_size_ = 1;
+  PlaceRates places_of_state_ = {};
   RankShare share_ = {};  // used for measured machines only
   int64_t threads_ = 1;   // per rank; used for measured machines only
   DType compute_ = DType::f32;

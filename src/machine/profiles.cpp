@@ -14,6 +14,13 @@ ProductRate read_rate(ProfileReader& reader, const std::string& path) {
   return {reader.figure(path + ".flops_per_second"), reader.share(path + ".sustained")};
 }
 
+Drives read_drives(ProfileReader& reader) {
+  return {.count = reader.count("drives.count"),
+          .bytes = reader.figure("drives.bytes"),
+          .read_bytes_per_second = reader.figure("drives.read_bytes_per_second"),
+          .write_bytes_per_second = reader.figure("drives.write_bytes_per_second")};
+}
+
 // THROWS Error(usage) if the name is that of a GPU of AMD, such as mi300x or radeon-vii.
 void refuse_other_makers(std::string_view name) {
   std::string word(name);
@@ -53,6 +60,7 @@ ClusterProfile measured_cluster(std::shared_ptr<const MeasuredMachine> machine) 
   // Ranks on a CPU share the measured rate. On a machine with GPUs only the copies of one GPU were measured.
   cluster.host_memory_bytes_per_second =
       machine->is_cpu ? machine->host_bytes_per_second : std::numeric_limits<double>::infinity();
+  cluster.host_memory_sustained = 1;
   cluster.storage_bytes_per_second = machine->storage_bytes_per_second;
   cluster.node_mtbf_seconds = 22'800'000;
   cluster.restart_seconds = 600;
@@ -130,13 +138,16 @@ ClusterProfile find_cluster(std::string_view name) {
   cluster.host_bytes_per_second = reader.figure("host.bytes_per_second");
   if (reader.has("host.memory_bytes")) cluster.host_memory_bytes = reader.figure("host.memory_bytes");
   cluster.host_memory_bytes_per_second = reader.figure("host.memory_bytes_per_second");
+  cluster.host_memory_sustained = reader.share("host.memory_sustained");
+  if (reader.has("host.links_bytes_per_second"))
+    cluster.host_links_bytes_per_second = reader.figure("host.links_bytes_per_second");
   cluster.nics_per_node = reader.count("nics.per_node");
   cluster.nic_bytes_per_second = reader.figure("nics.bytes_per_second");
   cluster.nic_sustained = reader.share("nics.sustained");
   cluster.nic_latency_seconds = reader.figure_from_0("nics.latency_seconds");
   cluster.oversubscription = reader.figure("nics.oversubscription");
   cluster.storage_bytes_per_second = reader.figure("storage.bytes_per_second");
-  cluster.local_bytes_per_second = reader.figure("storage.local_bytes_per_second");
+  cluster.drives = read_drives(reader);
   cluster.node_mtbf_seconds = reader.figure("faults.node_mtbf_seconds");
   cluster.restart_seconds = reader.figure_from_0("faults.restart_seconds");
   reader.finish();

@@ -54,6 +54,17 @@ struct DeviceProfile {
   std::shared_ptr<const MeasuredMachine> measured = {};
 };
 
+// A node's own drives, for state that lies on disk and for checkpoints.
+struct Drives {
+  int64_t count = 0;                                             // 0: not known
+  double bytes = 0;                                              // size of each drive
+  double read_bytes_per_second = 0, write_bytes_per_second = 0;  // rates of each drive
+
+  double all_bytes() const { return static_cast<double>(count) * bytes; }
+  double all_read() const { return static_cast<double>(count) * read_bytes_per_second; }
+  double all_written() const { return static_cast<double>(count) * write_bytes_per_second; }
+};
+
 struct ClusterProfile {
   std::string name;
   int64_t gpus_per_node = 0;
@@ -63,15 +74,17 @@ struct ClusterProfile {
   double host_bytes_per_second = 0;         // between a GPU and the host's memory, one way
   double host_memory_bytes = 0;             // memory of a node's host; 0: not known
   double host_memory_bytes_per_second = 0;  // into a node's memory from all its GPUs together; data sheet
+  double host_memory_sustained = 0;         // share of it that updates of weights on the host reach
+  double host_links_bytes_per_second = 0;   // between the host and all GPUs of a node together; 0: no limit
   int64_t nics_per_node = 0;
   double nic_bytes_per_second = 0;      // per NIC, one way; data sheet
   double nic_sustained = 0;             // share of the NICs' rate that collectives reach
   double nic_latency_seconds = 0;       // per step of a collective between nodes
   double oversubscription = 1;          // bandwidth of all NICs over the bandwidth of the network between the nodes
   double storage_bytes_per_second = 0;  // written by a node to the storage of checkpoints
-  double local_bytes_per_second = 0;    // written by a node to its own drives; 0: not known
-  double node_mtbf_seconds = 0;         // mean time between failures of a node
-  double restart_seconds = 0;           // from a failure to the first step after the checkpoint
+  Drives drives = {};
+  double node_mtbf_seconds = 0;                          // mean time between failures of a node
+  double restart_seconds = 0;                            // from a failure to the first step after the checkpoint
   std::shared_ptr<const MeasuredMachine> measured = {};  // set if the cluster is one measured machine, otherwise null
 };
 

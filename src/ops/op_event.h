@@ -45,6 +45,13 @@ inline Event copy_event(std::string_view name, int64_t bytes, bool beside_ops = 
           .bytes_moved = bytes};
 }
 
+// RETURNS the event of bytes that move between a GPU's memory and its host's beside the ops, for updates on the host.
+inline Event host_event(bool writes, int64_t bytes) {
+  Event event = copy_event(writes ? download_name : upload_name, bytes, true);
+  event.queue = Event::Queue::update;
+  return event;
+}
+
 // RETURNS the event of bytes that move between memory and working files beside the ops.
 inline Event disk_event(bool writes, int64_t bytes) {
   Event event = copy_event(writes ? disk_write_name : disk_read_name, bytes, true);

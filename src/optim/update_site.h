@@ -21,6 +21,9 @@ struct UpdateSite {
   // visible to the ops. With a lane both only say so to its thread.
   void begin(int64_t unit) const;
   void end(int64_t unit) const;
+
+ private:
+  void log_copy(int64_t unit, bool writes) const;
 };
 
 }  // namespace gptrain::optim

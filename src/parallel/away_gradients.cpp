@@ -52,7 +52,8 @@ void AwayGradients::await_slot(int64_t unit) {
 void AwayGradients::read(int64_t unit) {
   await_slot(unit);
   EventLog* const log = groups_.log();
-  Event event = disk_event(false, parameters_.state_layout().part_bytes(AwayPart::gradients, unit));
+  const int64_t bytes = parameters_.state_layout().part_bytes(AwayPart::gradients, unit);
+  Event event = disk_event(false, bytes);
   if (files_ != nullptr) {
     const WorkingFiles::Ticket ticket =
         files_->begin_read(stored_piece(parameters_, AwayPart::gradients, unit),
@@ -61,7 +62,9 @@ void AwayGradients::read(int64_t unit) {
     event.start_seconds = times.start;
     event.end_seconds = times.end;
   }
-  if (log != nullptr && log->on()) log->add(std::move(event));
+  const bool logs = log != nullptr && log->on();
+  if (logs && parameters_.state_layout().lands(unit)) log->add(std::move(event));
+  if (logs && is_on_gpu()) log->add(host_event(false, bytes));
 }
 
 void AwayGradients::load(int64_t unit, std::byte* bucket) {
@@ -93,9 +96,12 @@ void AwayGradients::write(int64_t unit) {
   if (parameters_.piece_elements(unit) == 0) return;
   EventLog* const log = groups_.log();
   Write write{.unit = unit, .ticket = WorkingFiles::done, .log = nullptr, .event = -1};
-  if (log != nullptr && log->on()) {
+  const int64_t bytes = parameters_.state_layout().part_bytes(AwayPart::gradients, unit);
+  const bool logs = log != nullptr && log->on();
+  if (logs && is_on_gpu()) log->add(host_event(true, bytes));
+  if (logs && parameters_.state_layout().lands(unit)) {
     write.log = log;
-    write.event = log->add(disk_event(true, parameters_.state_layout().part_bytes(AwayPart::gradients, unit)));
+    write.event = log->add(disk_event(true, bytes));
   }
   if (files_ != nullptr)
     write.ticket = files_->begin_write(stored_piece(parameters_, AwayPart::gradients, unit),

@@ -44,6 +44,7 @@ class AwayGradients {
     EventLog* log;
     int64_t event;
   };
+  bool is_on_gpu() const { return backend_.target().kind == Target::Kind::gpu; }
   void read(int64_t unit);
   void await_slot(int64_t unit);
   void end(const Write& write);

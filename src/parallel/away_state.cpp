@@ -56,7 +56,7 @@ void AwayState::move(int64_t unit, bool writes) {
 }
 
 void AwayState::fetch(int64_t unit) {
-  if (unit == fetched_ || !parameters_.state_layout().is_away(unit)) return;
+  if (unit == fetched_ || !parameters_.state_layout().lands(unit)) return;
   before_use_();
   release();
   move(unit, false);

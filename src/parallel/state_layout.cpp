@@ -80,9 +80,15 @@ StateLayout::StateLayout(const StateColumns& columns, const ParameterLayout& lay
     int64_t& used = away_bytes_[static_cast<size_t>(places_[unit])];
     ranges_[unit].offset = used;
     used += ranges_[unit].bytes;
-    away.push_back(static_cast<int64_t>(unit));
+    if (lands(static_cast<int64_t>(unit))) away.push_back(static_cast<int64_t>(unit));
   }
   if (!away.empty()) land(away);
+  for (size_t unit = 0; unit < layout.units.size(); ++unit)
+    if (places_[unit] == MemoryPlace::pinned_host) landings_[unit] = landing_bytes_ + ranges_[unit].offset;
+}
+
+bool StateLayout::any_away() const {
+  return std::any_of(places_.begin(), places_.end(), [](MemoryPlace place) { return place != MemoryPlace::device; });
 }
 
 // Places the ranges of units that follow each other beside each other.

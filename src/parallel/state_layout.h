@@ -19,8 +19,9 @@ constexpr size_t num_away_parts = 3;
 // A rank's buffer of masters, and its buffer of state, have the values of all units that are at home. A unit that is
 // away has its masters and columns together in one range of its place, except columns that stay home (stays_home).
 // Behind them the range has the weights and the gradients that the unit's update writes and reads, if these are away.
-// The buffer of state ends with the landing area, which holds the ranges of a few units at a time while updates change
-// them: any most_landed units that follow each other have disjoint places there.
+// The buffer of state ends with the landing area, which holds the ranges of a few units on disk at a time while updates
+// change them: any most_landed units that follow each other have disjoint places there. The ranges of units on the host
+// follow the buffer.
 class StateLayout {
  public:
   static constexpr int64_t most_landed = 3;        // one is read, one updated, one written
@@ -46,7 +47,7 @@ class StateLayout {
 
   // Returns whether part of the unit's state is in another place. False if it has no state there.
   bool is_away(int64_t unit) const { return place(unit) != MemoryPlace::device; }
-  bool any_away() const { return landing_bytes_ > 0; }
+  bool any_away() const;
   MemoryPlace place(int64_t unit) const { return places_[static_cast<size_t>(unit)]; }
   // Adds the bytes that units use in places other than home.
   void add_away(MemoryPlan& plan) const;
@@ -63,6 +64,8 @@ class StateLayout {
   // Returns the start of a part in the unit's range.
   int64_t part_offset(AwayPart part, int64_t unit) const;
   int64_t landing_offset(int64_t unit) const { return home_bytes_ + landings_[static_cast<size_t>(unit)]; }
+  // Returns whether the unit's range is read before its update and written after it.
+  bool lands(int64_t unit) const { return place(unit) == MemoryPlace::disk; }
 
  private:
   void land(const std::vector<int64_t>& away);

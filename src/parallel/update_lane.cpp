@@ -17,11 +17,13 @@ constexpr std::string_view update_wait_name = "await_update";
 
 }  // namespace
 
-UpdateLane::UpdateLane(const ParameterStore& parameters, Backend& backend, RankGroups& groups, WorkingFiles* files)
+UpdateLane::UpdateLane(const ParameterStore& parameters, Backend& backend, RankGroups& groups, WorkingFiles* files,
+                       bool beside_device)
     : parameters_(parameters),
       backend_(backend),
       groups_(groups),
       files_(files),
+      beside_device_(beside_device),
       writing_(static_cast<size_t>(parameters.num_parameter_units())),
       weight_writes_(static_cast<size_t>(parameters.num_parameter_units()), WorkingFiles::done),
       pending_(static_cast<size_t>(parameters.num_parameter_units())) {
@@ -53,7 +55,7 @@ void UpdateLane::begin(int64_t unit) {
   EventLog* const log = groups_.log();
   const bool logs = log != nullptr && log->on();
   called_ = {.unit = unit, .works = {}, .log = logs ? log : nullptr};
-  if (logs && parameters_.state_layout().is_away(unit))
+  if (logs && parameters_.state_layout().lands(unit))
     called_.read_event = log->add(disk_event(false, away_bytes(parameters_, unit).read + gradient_bytes(unit)));
   if (logs) log->set_queue(Event::Queue::update);
   if (files_ == nullptr) return;
@@ -65,7 +67,7 @@ void UpdateLane::end(int64_t unit) {
   EventLog* const log = called_.log;
   if (log != nullptr) {
     log->set_queue(Event::Queue::ops);
-    if (parameters_.state_layout().is_away(unit))
+    if (parameters_.state_layout().lands(unit))
       called_.write_event = log->add(disk_event(true, away_bytes(parameters_, unit).written));
   }
   if (files_ == nullptr) return;

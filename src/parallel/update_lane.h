@@ -25,7 +25,9 @@ namespace gptrain::inline parallel {
 class UpdateLane {
  public:
   // Borrows all. `files`: null in a plan, in which ops only go to `backend` and disk transfers to the log.
-  UpdateLane(const ParameterStore& parameters, Backend& backend, RankGroups& groups, WorkingFiles* files);
+  // `beside_device`: the rank's ops run on a GPU, which exchanges weights and gradients with the host.
+  UpdateLane(const ParameterStore& parameters, Backend& backend, RankGroups& groups, WorkingFiles* files,
+             bool beside_device);
   ~UpdateLane();
   UpdateLane(const UpdateLane&) = delete;
   UpdateLane& operator=(const UpdateLane&) = delete;
@@ -33,6 +35,7 @@ class UpdateLane {
   // The backend of updates. Its ops run at once, except those between `begin` and `end`. They are logged in the log
   // that the groups had at the last `drain` or `begin`.
   Backend& backend() { return backend_; }
+  bool beside_device() const { return beside_device_; }
 
   // Surround the calls of the ops that update a unit.
   void begin(int64_t unit);
@@ -88,6 +91,7 @@ class UpdateLane {
   DeferredBackend backend_;
   RankGroups& groups_;
   WorkingFiles* const files_;
+  const bool beside_device_;
   std::vector<int64_t> order_;  // units that are away
   Update called_;               // between begin and end
 

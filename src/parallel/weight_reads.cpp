@@ -70,7 +70,8 @@ void WeightReads::read_ahead() {
 void WeightReads::fetch(int64_t unit) {
   EventLog* const log = groups_.log();
   const bool logs = log != nullptr && log->on();
-  Event read = disk_event(false, parameters_.state_layout().part_bytes(AwayPart::weights, unit));
+  const int64_t bytes = parameters_.state_layout().part_bytes(AwayPart::weights, unit);
+  Event read = disk_event(false, bytes);
   if (files_ != nullptr) {
     if (released_ >= order_.size() || order_[released_] != unit)
       throw std::logic_error("weights are gathered in the order of the program");
@@ -89,7 +90,8 @@ void WeightReads::fetch(int64_t unit) {
                 .start_seconds = start,
                 .end_seconds = steady_seconds()});
   }
-  if (logs) log->add(std::move(read));
+  if (logs && parameters_.state_layout().lands(unit)) log->add(std::move(read));
+  if (logs && lane_.beside_device()) log->add(host_event(false, bytes));
 }
 
 void WeightReads::release(int64_t unit, Lane::Ticket gather) {

@@ -5,6 +5,7 @@
 
 #include "base/error.h"
 #include "config/faults.h"
+#include "config/parallelism.h"
 #include "model/spec/spec.h"
 #include "planner/predict.h"
 
@@ -74,8 +75,15 @@ class Collector {
     return estimator_.least_bytes(layout, search_.device_bytes).bytes - search_.device_bytes;
   }
 
+  // Returns whether each data rank has its own pieces of all that is away.
+  bool stores_own_pieces(const RunLayout& layout) const {
+    if (layout.data == 1) return true;
+    return (memory_.offload_parameters == StatePlace::none || cuts_weights(layout.zero)) &&
+           (memory_.offload_gradients == StatePlace::none || cuts_gradients(layout.zero));
+  }
+
   void consider(const RunLayout& layout) {
-    if (!held_.agree_with(layout)) return;
+    if (!held_.agree_with(layout) || !stores_own_pieces(layout)) return;
     ++found_.num_layouts;
     const LeastBytes least = estimator_.least_bytes(layout, search_.device_bytes);
     if (least.bytes > search_.device_bytes) {

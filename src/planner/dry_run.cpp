@@ -97,6 +97,10 @@ PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int6
   if (logged == LoggedRanks::none) return run;
   run.step = simulate_stages(run.logs, [](const TimedLog& timed) { return timed.times; });
   run.own_attention = own_attention_of(run.logs);
+  for (const TimedLog& timed : run.logs) {
+    const LinkBytes bytes = link_bytes(timed.log);
+    if (bytes.all() > run.links.all()) run.links = bytes;
+  }
   const auto seconds_on = [&](const Machine& other) {
     const SimulatedStep step = simulate_stages(run.logs, [&](const TimedLog& timed) {
       return EventTimes(other, config, config.run.threads, mesh, timed.rank);
@@ -139,10 +143,18 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
   if (config.memory.recompute == RecomputeKind::optimal)
     result.recomputation = forecast_recomputation({config, target, run.world_size}, rates, plan);
   if (rates == nullptr) return result;
+  if (const int64_t missing = missing_on_drives(result.memory, *rates, run.world_size); missing > 0)
+    result.shortage += fmt::format("{}Does not fit: {} are missing on the drives of a node of {}.",
+                                   result.shortage.empty() ? "" : "\n", bytes_text(missing), rates->cluster.name);
   if (config.parallel.pipeline > 1) result.pipeline = run.step.pipeline;
   result.forecast = forecast_step(*rates, run.step, run.world_size, result.checkpoint, config.checkpoint.asynchronous);
   result.forecast->error = expected_error(*rates, config.parallel.zero);
   result.forecast->published = run.published;
+  result.links = run.links;
+  if (config.memory.keeps_state_away()) {
+    result.link_needs = link_needs(config, config.memory, *rates, run.world_size);
+    result.sustained_flops = sustained_flops(config.precision, *rates, run.world_size);
+  }
   result.warnings += own_attention_line(config, target, run);
   const auto tokens = static_cast<double>(config.batch.global * config.model.sequence_length);
   double seconds = result.forecast->step_seconds;

@@ -17,6 +17,7 @@
 #include "parallel/memory.h"
 #include "planner/faster_layout.h"
 #include "planner/forecast.h"
+#include "planner/link_needs.h"
 #include "planner/planned_pipeline.h"
 #include "planner/recompute_forecast.h"
 #include "planner/simulate_step.h"
@@ -46,6 +47,7 @@ struct PlannedRun {
   WorldPlan world = {};
   std::vector<TimedLog> logs = {};
   SimulatedStep step = {};       // empty if no logs are kept
+  LinkBytes links = {};          // largest of the first ranks of stages; 0 if no logs are kept
   PublishedStep published = {};  // see published_machine
   // Ops of attention that gptrain's own kernels compute, with the first reason, and the seconds that they add to the
   // step.
@@ -94,6 +96,9 @@ struct DryRun {
   std::vector<StageForecast> stages = {};               // one element if there is no pipeline
   std::optional<PlannedPipeline> pipeline = {};         // set for a pipeline on a machine with rates
   std::optional<StepForecast> forecast = {};            // set if the machine has rates
+  LinkBytes links = {};                                 // PlannedRun::links; set with `forecast`
+  std::vector<LinkNeed> link_needs = {};                // set with `forecast` if optimizer state is away
+  double sustained_flops = 0;                           // FLOP/s of a rank's products; set with link_needs
   std::optional<RecomputeForecast> recomputation = {};  // set if memory.recompute is "optimal"
   std::string warnings = {};                            // lines, from rank 0's ops
   std::string shortage = {};                // missing memory and remedies (fit/shortage.h); empty if the plan fits

@@ -136,7 +136,7 @@ class QuickSearch {
 std::optional<FasterLayout> find_faster_layout(const RunConfig& config, const Machine& machine, int64_t world_size,
                                                double step_seconds) {
   // Estimates do not know disks, nor experts that are spread over ranks.
-  if (config.memory.uses_disk() || config.parallel.expert > 1) return std::nullopt;
+  if (config.memory.keeps_state_away() || config.parallel.expert > 1) return std::nullopt;
   return QuickSearch(config, machine, world_size, step_seconds / (1 + slow_layout_share)).run();
 }
 

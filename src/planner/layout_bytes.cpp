@@ -7,14 +7,19 @@
 
 namespace gptrain::inline planner {
 
-int64_t LayoutEstimator::parameter_bytes(const UnitBytes& bytes, const LayoutChunks& chunks, size_t stage) const {
+int64_t LayoutEstimator::bytes_of_stage(const UnitBytes& bytes, int64_t PartBytes::*part, const LayoutChunks& chunks,
+                                        size_t stage) const {
   int64_t sum = 0;
   const std::vector<int64_t>& kinds = chunks.kinds_of_stages[stage];
-  for (size_t kind = 0; kind < kinds.size(); ++kind) sum += kinds[kind] * bytes.blocks[kind].parameters;
+  for (size_t kind = 0; kind < kinds.size(); ++kind) sum += kinds[kind] * (bytes.blocks[kind].*part);
   const bool has_head = chunks.has_head(stage);
-  if (chunks.has_embedding(stage) || (has_head && config_.model.tied_head)) sum += bytes.embedding.parameters;
-  if (has_head) sum += bytes.head.parameters;
+  if (chunks.has_embedding(stage) || (has_head && config_.model.tied_head)) sum += bytes.embedding.*part;
+  if (has_head) sum += bytes.head.*part;
   return sum;
+}
+
+int64_t LayoutEstimator::parameter_bytes(const UnitBytes& bytes, const LayoutChunks& chunks, size_t stage) const {
+  return bytes_of_stage(bytes, &PartBytes::parameters, chunks, stage);
 }
 
 LayoutEstimator::Held LayoutEstimator::held(const RunLayout& layout, const LayoutChunks& lies) {

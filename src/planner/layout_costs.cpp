@@ -123,6 +123,8 @@ RunConfig LayoutCosts::small_config(const RunLayout& layout, int64_t data, size_
   small.data = data;
   RunConfig config = with_layout(config_, small);
   config.model = with_layers(config.model, kinds_.kinds[kind], small_layers);
+  config.memory.offload_optimizer = config.memory.offload_parameters = config.memory.offload_gradients =
+      StatePlace::none;
   config.batch.accumulation = 3;
   config.batch.global = 3 * layout.micro * data;
   return config;
@@ -295,7 +297,11 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
   const RunConfig config = small_config(layout, layout.data, kind);
   const ModelSpec spec = make_spec(config.model);
   const std::vector<TensorShard> shards = shard_tensors(spec, {layout.tensor, 0});
+  const MemoryConfig& memory = config_.memory;
+  const bool state_away = memory.keeps_state_away(), weights_away = memory.offload_parameters != StatePlace::none;
   const Sharding sharding{.zero = layout.replicas() > 1 ? layout.zero : 0,
+                          .weights = weights_away ? Residency::disk : Residency::resident,
+                          .gradients_away = memory.offload_gradients != StatePlace::none,
                           .replica_ranks = {ReplicaRank{.size = layout.replicas()}},
                           .compute = config.precision.compute,
                           .reduce = config.precision.reduce,
@@ -310,7 +316,12 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
     const ParameterLayout of_unit =
         make_layout(spec, shards, sharding.replica_counts(), layout.sequence, held, false, unit_end_for(columns));
     const ParameterBytes parameters = parameter_bytes(of_unit, sharding, columns);
-    bytes.parameters = parameters.weights + parameters.gradients + parameters.master + parameters.state;
+    const auto add = [&bytes](int64_t of_part, bool is_away, int64_t PartBytes::*away) {
+      bytes.*(is_away ? away : &PartBytes::parameters) += of_part;
+    };
+    add(parameters.weights, weights_away, &PartBytes::away_weights);
+    add(parameters.gradients, sharding.gradients_away, &PartBytes::away_gradients);
+    add(parameters.master + parameters.state, state_away, &PartBytes::away_state);
     if (sharding.has_gradient_buckets()) bytes.whole_gradients = of_unit.units[unit].elements * dtype_bytes(DType::f32);
     const CompressionConfig& compression = config.comm.compression;
     const GradientMessages messages = make_gradient_messages(compression, spec, shards, of_unit, layout.tensor);

@@ -23,6 +23,7 @@ double beside(double work, double traffic, double slow_down) { return std::max(w
 
 LayoutEstimator::LayoutEstimator(RunConfig config, const Machine& machine, const Target& target)
     : config_(std::move(config)),
+      machine_(machine),
       slow_down_(machine.device.slow_down_beside_traffic),
       device_bytes_(target.bytes_of_rank()),
       parts_(config_, machine, target),
@@ -211,6 +212,31 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   return costs;
 }
 
+// State is read and written once in a step. Weights are read for each pass, gradients are written after each.
+double LayoutEstimator::seconds_of_places(const RunLayout& layout) {
+  const MemoryConfig& memory = config_.memory;
+  if (!memory.keeps_state_away()) return 0;
+  const PlaceRates rates = place_rates(machine_, layout.world_size());
+  const bool is_cpu = machine_.device.measured && machine_.device.measured->is_cpu;
+  const LayoutChunks& lies = passes_.chunks(layout);
+  const auto micro_batches = static_cast<double>(layout.accumulation);
+  double most = 0;
+  for (size_t stage = 0; stage < lies.of_stage.size(); ++stage) {
+    const auto of_part = [&](int64_t PartBytes::*part) {
+      return static_cast<double>(bytes_of_stage(parts_.bytes(layout), part, lies, stage));
+    };
+    const double state = memory.offload_optimizer_share * of_part(&PartBytes::away_state);
+    const double weights = of_part(&PartBytes::away_weights), gradients = of_part(&PartBytes::away_gradients);
+    if (memory.uses_disk())
+      most = std::max(most, (state + 2 * micro_batches * weights + gradients) / rates.disk_read +
+                                (state + weights + micro_batches * gradients) / rates.disk_write);
+    if (!is_cpu)
+      most = std::max({most, 2 * micro_batches * weights / rates.host_link, micro_batches * gradients / rates.host_link,
+                       2 * state / rates.host_memory});
+  }
+  return most;
+}
+
 // A stage cannot begin before a micro-batch has reached its first chunk. It then runs all its passes. After its last
 // backward pass through that chunk the gradient still has to travel back to the first stage.
 double LayoutEstimator::least_seconds(const RunLayout& layout) {
@@ -236,7 +262,10 @@ double LayoutEstimator::least_seconds(const RunLayout& layout) {
     passes = std::max({passes, before + busy, before + busy_until_gradient + after});
     with_sums = std::max(with_sums, before + busy + cost.sums[stage]);
   }
-  return cost.first_gathers + std::max(passes, with_sums) + *std::max_element(cost.updates.begin(), cost.updates.end());
+  const double before_updates = cost.first_gathers + std::max(passes, with_sums);
+  // Updates of state that is away run beside the next step.
+  if (config_.memory.keeps_state_away()) return std::max(before_updates, seconds_of_places(layout));
+  return before_updates + *std::max_element(cost.updates.begin(), cost.updates.end());
 }
 
 LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
@@ -269,7 +298,9 @@ LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
       result.exposed_seconds[copy_lane] += micro_batches * cost.exposed_copies[place] / stages;
     }
   }
-  result.step_seconds = end + *std::max_element(cost.updates.begin(), cost.updates.end());
+  result.step_seconds = config_.memory.keeps_state_away()
+                            ? std::max(end, seconds_of_places(layout))
+                            : end + *std::max_element(cost.updates.begin(), cost.updates.end());
   result.tokens_per_second =
       static_cast<double>(config_.batch.global * config_.model.sequence_length) / result.step_seconds;
   result.peak_bytes = least_bytes(layout, INT64_MAX).bytes;

@@ -88,7 +88,11 @@ class LayoutEstimator {
   // upper bound.
   int64_t offloaded_layers(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk, RecomputeKind recompute,
                            bool at_most);
+  int64_t bytes_of_stage(const UnitBytes& bytes, int64_t PartBytes::*part, const LayoutChunks& chunks,
+                         size_t stage) const;
   int64_t parameter_bytes(const UnitBytes& bytes, const LayoutChunks& chunks, size_t stage) const;
+  // Returns the seconds that drives, or the links of GPUs to their hosts, take for values that are away; 0 without any.
+  double seconds_of_places(const RunLayout& layout);
   Held held(const RunLayout& layout, const LayoutChunks& chunks);
   // Returns the seconds of the backward pass with weight gradients through a block, the mean over the stage's layers.
   double mean_backward(const RunLayout& layout, const LayoutChunks& chunks, size_t stage, bool splits);
@@ -99,6 +103,7 @@ class LayoutEstimator {
   void add_stage(const RunLayout& layout, const LayoutChunks& chunks, size_t stage, StepCosts& costs);
 
   RunConfig config_;
+  Machine machine_;
   double slow_down_;
   int64_t device_bytes_;  // bytes of device memory for a rank
   LayoutCosts parts_;

@@ -69,9 +69,10 @@ struct LayoutResult {
   // Means over the stages: waiting for other stages; communication that no work hides, by lane.
   double bubble_seconds = 0;
   std::array<double, num_waited_lanes> exposed_seconds{};
-  int64_t peak_bytes = 0;      // device memory of the largest rank
-  bool is_peak_exact = false;  // otherwise peak_bytes is a lower bound
-  int64_t host_bytes = 0;      // host memory of the fullest node's ranks; 0 unless exact
+  int64_t peak_bytes = 0;       // device memory of the largest rank
+  bool is_peak_exact = false;   // otherwise peak_bytes is a lower bound
+  int64_t host_bytes = 0;       // host memory of the fullest node's ranks; 0 unless exact
+  int64_t lacks_on_drives = 0;  // bytes that a node's drives lack; 0 unless exact
   double tokens_per_second = 0;
   double mfu = 0;          // 0 unless exact
   double model_flops = 0;  // FLOP/s of all devices; 0 unless exact

@@ -7,6 +7,7 @@
 
 #include "config/context_method.h"
 #include "fit/plan_world.h"
+#include "planner/link_needs.h"
 #include "planner/run_speed.h"
 
 namespace gptrain::inline planner {
@@ -49,7 +50,7 @@ std::optional<Machine> published_machine(const Machine& machine, int64_t zero) {
 }
 
 StorageRates storage_rates(const ClusterProfile& cluster) {
-  return {.shared = cluster.storage_bytes_per_second, .local = cluster.local_bytes_per_second};
+  return {.shared = cluster.storage_bytes_per_second, .local = cluster.drives.all_written()};
 }
 
 StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, int64_t world_size,
@@ -139,8 +140,10 @@ LayoutResult layout_result(const RunConfig& config, const Target& target, const 
 
 LayoutResult predict_layout(const RunConfig& config, const Machine& machine, const RunLayout& layout, double price) {
   const Prediction prediction = predict_run(config, machine, layout.world_size());
-  return layout_result(config, planned_target(machine, config.run.threads, layout.world_size()), prediction.plan,
-                       prediction.forecast, layout, price);
+  LayoutResult result = layout_result(config, planned_target(machine, config.run.threads, layout.world_size()),
+                                      prediction.plan, prediction.forecast, layout, price);
+  result.lacks_on_drives = missing_on_drives(prediction.plan.largest.arenas, machine, layout.world_size());
+  return result;
 }
 
 }  // namespace gptrain::planner

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "ops/op_event.h"
 #include "parallel/unit_slots.h"
 
 namespace gptrain::inline planner {
@@ -135,19 +136,20 @@ void RankClock::run_copy(const Event& event, double seconds, TimeSpan& time) {
   if (!event.beside_ops) ops_ = copies_;
 }
 
-void RankClock::run_disk(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time) {
-  if (event.queue == Event::Queue::disk_write) {
-    updates_.transfer(ops_, seconds, time);
+void RankClock::run_away(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time) {
+  if (event.queue == Event::Queue::disk_write || event.name == download_name) {
+    updates_.transfer(event, ops_, seconds, time);
     return;
   }
-  Moment asked = ops_;
-  if (action != nullptr && action->kind == ActionKind::gather) {
-    asked = gathered_.size() < UnitSlots::num_block_slots ? Moment{} : gathered_.front();
-    if (gathered_.size() == UnitSlots::num_block_slots) gathered_.pop_front();
+  if (!read_) {
+    read_ = ops_;
+    if (action != nullptr && action->kind == ActionKind::gather) {
+      read_ = gathered_.size() < UnitSlots::num_block_slots ? Moment{} : gathered_.front();
+      if (gathered_.size() == UnitSlots::num_block_slots) gathered_.pop_front();
+    }
   }
-  const Moment& end = updates_.transfer(asked, seconds, time);
-  wait_for({end, update_lane, event.name}, action, true);
-  if (action != nullptr && action->kind == ActionKind::gather) gathered_.push_back(ops_);
+  read_ = updates_.transfer(event, *read_, seconds, time);
+  wait_for({*read_, update_lane, event.name}, action, true);
 }
 
 RankClock::Pending RankClock::run_copy_of_record(const Event& event, double seconds, ActionKind kind, TimeSpan& time) {
@@ -229,6 +231,7 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
     return span;
   }
   if (at != nullptr && (at->kind == ActionKind::forward || at->kind == ActionKind::gather)) await_update(*at);
+  read_.reset();
   if (in_part_.size() < block_events.size()) in_part_.resize(block_events.size());
   if (times != nullptr) times->assign(block_events.size(), {});
   for (size_t i = 0; i < block_events.size(); ++i) {
@@ -245,7 +248,7 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
       in_part_[i] = run_collective(event, seconds[i], at, time);
       if (begun != nullptr) *begun = in_part_[i];
     } else if (event.queue != Event::Queue::ops) {
-      run_disk(event, seconds[i], at, time);
+      run_away(event, seconds[i], at, time);
     } else if (event.kind == Event::Kind::copy && is_copy_of_record) {
       *begun = run_copy_of_record(event, seconds[i], at->kind, time);
     } else if (event.kind == Event::Kind::copy) {
@@ -256,6 +259,7 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
     }
     if (times != nullptr) (*times)[i] = time;
   }
+  if (read_ && at != nullptr && at->kind == ActionKind::gather) gathered_.push_back(ops_);
   span.end_seconds = ops_.time;
   return span;
 }

@@ -24,8 +24,8 @@ namespace gptrain::inline planner {
 //   (EventTimes::lanes_take_turns), it also waits for the collectives of the other two of these lanes.
 // - A copy beside the ops begins once the previous copy has ended. The next copy among the ops waits for it. Offloaded
 //   activations have one lane for each direction.
-// - Updates whose state is on disk run beside the ops (UpdateClock), into the next step, whose ops wait for them. So
-//   the step begins as one that follows another. Weights on disk are read as far ahead of their gathers as there are
+// - Updates whose state is away run beside the ops (UpdateClock), into the next step, whose ops wait for them. So the
+//   step begins as one that follows another. Weights that are away are read as far ahead of their gathers as there are
 //   slots (parallel/unit_slots.h); gradients are written behind the ops.
 // - Other ranks are ready at once, unless `not_before` says otherwise.
 class RankClock {
@@ -74,7 +74,7 @@ class RankClock {
   void run_copy(const Event& event, double seconds, TimeSpan& time);
   Pending run_copy_of_record(const Event& event, double seconds, ActionKind kind, TimeSpan& time);
   Pending run_collective(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time);
-  void run_disk(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time);
+  void run_away(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time);
   void run_postponed(const LoggedAction* action);
   // Plays the updates of the step before.
   void begin_after_another();
@@ -92,7 +92,8 @@ class RankClock {
   std::vector<Pending> in_part_;  // by event of the part
   UpdateClock updates_;
   bool updating_ = false;        // the norm is over
-  std::deque<Moment> gathered_;  // times of the last gathers whose weights are on disk, newest last
+  std::deque<Moment> gathered_;  // times of the last gathers whose weights are away, newest last
+  std::optional<Moment> read_;   // end of the part's last read of values that are away
   double postponed_ = 0;         // seconds of gradient sums that run after all passes (Software::sums_gradients_last)
   std::array<double, num_waited_lanes> exposed_{};
   std::array<LongestWait, num_waited_lanes> longest_{};

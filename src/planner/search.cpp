@@ -219,6 +219,10 @@ class Search {
         misses_.add(candidate.layout, result.host_bytes - host);
         continue;
       }
+      if (result.lacks_on_drives > 0) {
+        misses_.add(candidate.layout, result.lacks_on_drives);
+        continue;
+      }
       exact_.push_back(std::move(result));
     }
   }
@@ -469,11 +473,6 @@ class Search {
 }  // namespace
 
 LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, const SearchOptions& options) {
-  if (config.memory.uses_disk())
-    throw Error(
-        ExitCode::usage,
-        "memory.offload_optimizer = \"disk\": the search for a layout does not know disks yet; search with --set "
-        "memory.offload_optimizer=none --set memory.disk_path=null, and look at a layout with train --dry-run");
   if (config.parallel.expert > 1)
     throw Error(ExitCode::usage,
                 "parallel.expert = {}: the search for a layout does not spread experts yet; search with --set "

@@ -9,6 +9,7 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "config/faults.h"
 #include "config/load.h"
 #include "config/parallelism.h"
 #include "fit/choose_step.h"
@@ -16,6 +17,7 @@
 #include "fit/saving_methods.h"
 #include "model/spec/spec.h"
 #include "planner/layouts.h"
+#include "planner/link_needs.h"
 #include "planner/predict.h"
 #include "planner/run_speed.h"
 #include "planner/search.h"
@@ -141,7 +143,9 @@ Study compare_methods(const std::filesystem::path& file, std::span<const std::st
       fmt::format("methods that save memory, {} on {} device{}", file.stem().string(), gpus, gpus > 1 ? "s" : "");
   study.device_bytes = planned_target(machine, config.run.threads, gpus).bytes_of_rank();
   study.axes = {"method"};
+  const Target target = planned_target(machine, config.run.threads, gpus);
   for (const SavingMethod& method : saving_methods) {
+    if (!method.works_on(target)) continue;
     study.points.push_back(point_of({std::string(method.name)}, machine, gpus, price, [&] {
       return load_config(file, joined(overrides, method.on(config.memory)), gpus);
     }));
@@ -247,10 +251,17 @@ RunConfig family_config(const std::string& family, const FitRow& row, int64_t la
 }
 
 // Returns the largest number of layers that fits; 0 if one layer does not fit.
-int64_t most_layers(const std::string& family, const FitRow& row, const Target& target, int64_t gpus) {
+int64_t most_layers(const Machine& machine, const std::string& family, const FitRow& row, const Target& target,
+                    int64_t gpus) {
   const auto fits = [&](int64_t layers) {
     const RunConfig config = family_config(family, row, layers, gpus);
-    return plan_rank({config, target, gpus}).memory().arenas.total() <= target.bytes_of_rank();
+    const MemoryPlan memory = plan_rank({config, target, gpus}).memory().arenas;
+    if (memory.total() > target.bytes_of_rank()) return false;
+    HostMemoryUse on_host;
+    for (int64_t rank = 0; rank < std::min(gpus, machine.cluster.gpus_per_node); ++rank)
+      on_host.add(memory.host_memory());
+    return (target.host_bytes == 0 || on_host.total() <= target.host_bytes) &&
+           missing_on_drives(memory, machine, gpus) == 0;
   };
   constexpr int64_t beyond = 1024;
   int64_t low = 0, high = beyond;  // low fits, high does not
@@ -280,21 +291,23 @@ StudyPoint fit_of(const Machine& machine, const std::string& family, const FitRo
   };
   if (const std::string refused = refusal_of(family, row, target, gpus); !refused.empty())
     return {.values = with("-", "-"), .gpus = gpus, .refused = refused};
-  const int64_t layers = most_layers(family, row, target, gpus);
+  const int64_t layers = most_layers(machine, family, row, target, gpus);
   const std::vector<std::string> named = with(fmt::format("{}", layers), fmt::format("{}", 128 * layers));
   if (layers == 0) return {.values = named, .gpus = gpus, .refused = "not one layer of 128 features fits"};
   return point_of(named, machine, gpus, 0, [&] { return family_config(family, row, layers, gpus); });
 }
 
 // The rows of one optimizer.
-void add_fits(Study& study, const Machine& machine, const std::string& family, const std::string& optimizer,
-              const Target& target, int64_t gpus) {
+void add_fits(Study& study, const Machine& machine, const FitOptions& options, const std::string& optimizer,
+              const Target& target) {
+  const auto& [family, optimizers, overrides, gpus] = options;
   for (const Precision& precision : precisions) {
     if (precision.name == "fp16" && target.bf16_products) continue;  // needs the same memory as bf16
     for (const std::string_view recompute : recomputations) {
       FitRow row{.values = {optimizer, std::string(precision.name), std::string(recompute)},
-                 .settings = {"optimizer.type=" + optimizer, fmt::format("precision.compute={}", precision.compute),
-                              fmt::format("memory.recompute={}", recompute)}};
+                 .settings = joined(
+                     overrides, {"optimizer.type=" + optimizer, fmt::format("precision.compute={}", precision.compute),
+                                 fmt::format("memory.recompute={}", recompute)})};
       if (!precision.more.empty()) row.settings.emplace_back(precision.more);
       // A precision that the device does not have gets one refused point instead of one for each recomputation.
       const bool refused = !refusal_of(family, row, target, gpus).empty();
@@ -324,25 +337,28 @@ Target fit_target(const Machine& machine, const std::string& family, int64_t gpu
 
 }  // namespace
 
-Study fit_models(const Machine& machine, const std::string& family, const std::vector<std::string>& optimizers,
-                 int64_t gpus) {
-  const Target target = fit_target(machine, family, gpus);
-  Study study = fit_study(machine, family, gpus, target);
+Study fit_models(const Machine& machine, const FitOptions& options) {
+  const Target target = fit_target(machine, options.family, options.gpus);
+  Study study = fit_study(machine, options.family, options.gpus, target);
+  if (!options.overrides.empty()) study.note += "; --set " + join(options.overrides, " --set ");
   study.axes = {"optimizer", "precision", "recompute", "layers", "hidden"};
   study.keys = {"optimizer", "precision", "recompute", "num_layers", "hidden_size"};
-  for (const std::string& optimizer : optimizers) add_fits(study, machine, family, optimizer, target, gpus);
+  for (const std::string& optimizer : options.optimizers) add_fits(study, machine, options, optimizer, target);
   return study;
 }
 
-Study fit_methods(const Machine& machine, const std::string& family, int64_t gpus) {
+Study fit_methods(const Machine& machine, const FitOptions& options) {
+  const auto& [family, optimizers, more, gpus] = options;
   const Target target = fit_target(machine, family, gpus);
   const std::string compute = target.bf16_products ? "bf16" : "fp16";
   Study study = fit_study(machine, family, gpus, target);
   study.title += fmt::format(", AdamW in {}", compute);
+  if (!more.empty()) study.note += "; --set " + join(more, " --set ");
   study.axes = {"method", "layers", "hidden"};
   study.keys = {"method", "num_layers", "hidden_size"};
-  const std::vector<std::string> overrides = {"precision.compute=" + compute};
+  const std::vector<std::string> overrides = joined(more, {"precision.compute=" + compute});
   for (const SavingMethod& method : saving_methods) {
+    if (!method.works_on(target)) continue;
     const std::vector<std::string> settings = method.on({});
     study.points.push_back(
         fit_of(machine, family, {{std::string(method.name)}, joined(overrides, settings)}, target, gpus));

@@ -35,14 +35,19 @@ Study scale_devices(const RunConfig& config, const Machine& machine, int64_t fir
 Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, const std::vector<int64_t>& nics,
                  double price);
 
-// Finds the largest model of a family ("gpt", "llama") that fits `gpus` devices, for each optimizer (values of
-// optimizer.type), precision and recomputation. Heads have size 128, a model has as many heads as layers, a micro-batch
-// has one sequence, and several devices share the state by ZeRO 3.
-Study fit_models(const Machine& machine, const std::string& family, const std::vector<std::string>& optimizers,
-                 int64_t gpus);
+struct FitOptions {
+  std::string family;                   // "gpt" or "llama"
+  std::vector<std::string> optimizers;  // values of optimizer.type
+  std::vector<std::string> overrides;   // further settings of all models
+  int64_t gpus = 1;
+};
+// Finds the largest model of the family that fits `gpus` devices, their hosts and their drives, for each optimizer,
+// precision and recomputation. Heads have size 128, a model has as many heads as layers, a micro-batch has one
+// sequence, and several devices share the state by ZeRO 3.
+Study fit_models(const Machine& machine, const FitOptions& options);
 
 // Finds the largest model for each method that saves memory, otherwise with AdamW in bf16 (fp16 if the device has no
 // bf16).
-Study fit_methods(const Machine& machine, const std::string& family, int64_t gpus);
+Study fit_methods(const Machine& machine, const FitOptions& options);
 
 }  // namespace gptrain::planner

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "ops/op_event.h"
 #include "parallel/state_layout.h"
 
 namespace gptrain::inline planner {
@@ -16,7 +17,13 @@ Moment moved(const Moment& moment, double earlier) {
 
 }  // namespace
 
+Moment& UpdateClock::lane_of(const Event& event) {
+  if (event.queue != Event::Queue::update) return disk_;
+  return event.name == download_name ? to_host_ : to_device_;
+}
+
 void UpdateClock::begin(const Moment& norm) {
+  norm_ = norm;
   updates_.await(norm);
   visits_ = 0;
 }
@@ -32,6 +39,7 @@ void UpdateClock::play(int32_t unit, std::span<const Event> events, const std::v
                        std::vector<TimeSpan>* times) {
   Moment& updates = updates_;
   bool is_away = false;
+  Moment returned;  // end of the copy of the updated weights to the GPU
   for (size_t i = 0; i < events.size(); ++i) {
     TimeSpan span;
     if (events[i].queue == Event::Queue::disk_read) {
@@ -45,6 +53,10 @@ void UpdateClock::play(int32_t unit, std::span<const Event> events, const std::v
     } else if (events[i].queue == Event::Queue::disk_write) {
       written_.push_back({updates, seconds[i]});
       span = {updates.time, updates.time + seconds[i]};
+    } else if (events[i].kind == Event::Kind::copy && events[i].name == download_name) {
+      updates.await(transfer(events[i], norm_, seconds[i], span));
+    } else if (events[i].kind == Event::Kind::copy && events[i].beside_ops) {
+      returned = transfer(events[i], updates, seconds[i], span);
     } else {
       span.start_seconds = updates.time;
       updates.add(spending_of(events[i]), seconds[i]);
@@ -53,15 +65,18 @@ void UpdateClock::play(int32_t unit, std::span<const Event> events, const std::v
     if (times != nullptr) (*times)[i] = span;
   }
   if (is_away) ++visits_;
-  over_[unit] = updates;
+  Moment& over = over_[unit];
+  over = updates;
+  over.await(returned);
 }
 
-const Moment& UpdateClock::transfer(const Moment& asked, double seconds, TimeSpan& time) {
-  disk_.await(asked);
-  time.start_seconds = disk_.time;
-  disk_.add(static_cast<size_t>(Spending::copies), seconds);
-  time.end_seconds = disk_.time;
-  return disk_;
+const Moment& UpdateClock::transfer(const Event& event, const Moment& asked, double seconds, TimeSpan& time) {
+  Moment& lane = lane_of(event);
+  lane.await(asked);
+  time.start_seconds = lane.time;
+  lane.add(static_cast<size_t>(Spending::copies), seconds);
+  time.end_seconds = lane.time;
+  return lane;
 }
 
 Moment UpdateClock::over(int32_t unit) const {
@@ -72,8 +87,7 @@ Moment UpdateClock::over(int32_t unit) const {
 void UpdateClock::begin_next_step(double now) {
   while (!written_.empty()) write_oldest();
   for (auto& [unit, moment] : over_) moment = moved(moment, now);
-  updates_ = moved(updates_, now);
-  disk_ = moved(disk_, now);
+  for (Moment* const lane : {&norm_, &updates_, &disk_, &to_host_, &to_device_}) *lane = moved(*lane, now);
   visits_ = 0;
   has_read_ahead_ = false;
 }

@@ -14,8 +14,9 @@
 
 namespace gptrain::inline planner {
 
-// Updates run one after another. Reads and writes of the disk take turns. The state of the first units is read before
-// the step's updates begin, that of the others once the state StateLayout::most_landed units before is written.
+// Updates run one after another. Reads and writes of the disk take turns; copies between a GPU and its host have one
+// lane for each direction. The state of the first units is read before the step's updates begin, that of the others
+// once the state StateLayout::most_landed units before is written.
 class UpdateClock {
  public:
   // Says that the norm is over, after which updates may run.
@@ -23,8 +24,9 @@ class UpdateClock {
   // Plays the events of a unit's update: `seconds` by event. `times`, if not null, receives the events' times.
   void play(int32_t unit, std::span<const Event> events, const std::vector<double>& seconds,
             std::vector<TimeSpan>* times);
-  // Plays a read or write of the disk that is asked for at `asked`, after all others so far. Returns its end.
-  const Moment& transfer(const Moment& asked, double seconds, TimeSpan& time);
+  // Plays a transfer of the disk, or between a GPU and its host, that is asked for at `asked`, after all others so far.
+  // Returns its end.
+  const Moment& transfer(const Event& event, const Moment& asked, double seconds, TimeSpan& time);
   // Returns the end of the unit's last update; a moment at 0 if there was none.
   Moment over(int32_t unit) const;
   // Ends the step in which updates were played: the next one begins at `now`, a moment of this one, and reads the state
@@ -34,12 +36,13 @@ class UpdateClock {
 
  private:
   void write_oldest();
+  Moment& lane_of(const Event& event);
 
   struct Written {
     Moment ready;
     double seconds;
   };
-  Moment updates_, disk_;
+  Moment norm_, updates_, disk_, to_host_, to_device_;
   std::deque<Written> written_;  // state that is updated and not yet written
   int64_t visits_ = 0;           // units of this step so far
   bool has_read_ahead_ = true;   // the state of the first units was read before the first step

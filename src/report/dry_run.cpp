@@ -13,6 +13,7 @@
 #include "config/faults.h"
 #include "optim/types.h"
 #include "planner/run_speed.h"
+#include "report/dry_run_links.h"
 #include "report/dry_run_ranks.h"
 #include "report/formulas.h"
 #include "report/model_text.h"
@@ -264,7 +265,7 @@ Json forecast_json(const DryRun& input) {
   Json exposed = Json::object(), longest_waits = Json::array();
   for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
     const LongestWait& wait = forecast.longest_waits[lane];
-    if (lane != update_lane || input.config.memory.uses_disk())
+    if (lane != update_lane || input.config.memory.keeps_state_away())
       exposed[std::string(waited_lane_name(lane))] = forecast.exposed_seconds[lane];
     if (wait.seconds == 0) continue;
     longest_waits.push_back({{"lane", waited_lane_name(lane)},
@@ -434,7 +435,7 @@ std::string dry_run_text(const DryRun& input) {
     text += text_row("active", format_grouped(active), "those that a token passes through");
   text += ranks_section(input) + pipeline_section(input) + memory_section(input) +
           (input.recomputation ? recompute_text(*input.recomputation) : "") + flops_section(input.config, totals) +
-          forecast_section(input) + run_section(input, totals) + data_section(input);
+          forecast_section(input) + links_section(input) + run_section(input, totals) + data_section(input);
   const std::vector<std::string> warnings = warning_lines(input);
   return warnings.empty() ? text : text + "\nwarnings\n  " + join(warnings, "\n  ") + "\n";
 }
@@ -468,6 +469,7 @@ std::string dry_run_json(const DryRun& input) {
   }
   if (input.recomputation) json["recomputation"] = recompute_json(*input.recomputation);
   if (input.forecast) json.update(forecast_json(input));
+  if (!input.link_needs.empty()) json.update(links_json(input));
   json.update(checkpoint_json(input.checkpoint));
   if (matrix_rate(input) > 0)
     json["seconds_at_full_matrix_rate"] =

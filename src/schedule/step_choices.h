@@ -31,9 +31,11 @@ using UnitChoices = std::vector<UnitChoice>;
 struct StepChoices {
   UnitChoices units;  // units of other stages have the default
   // Place of weights that the ZeRO stage does not cut. REQUIRES: resident, or one data rank; or disk, with ZeRO 3 or
-  // one data rank and all optimizer state on disk.
+  // one data rank and all optimizer state away: the weights then lie beside it.
   Residency weights = Residency::resident;
-  bool gradients_on_disk = false;  // REQUIRES: all optimizer state is; one data rank or ZeRO 2 and 3; one stage; f32
+  // Sums of gradients lie beside the optimizer's state. REQUIRES: all of that is away; one data rank or ZeRO 2 and 3;
+  // one stage; f32.
+  bool gradients_on_disk = false;
   // Updates run on the host, where the weights that they write and all that only they read lie. REQUIRES: the ops run
   // in host memory, too; fp32, or bf16 with masters; no qk_clip.
   bool updates_on_host = false;
@@ -42,6 +44,10 @@ struct StepChoices {
 
   bool keeps_state_on_disk() const {
     return std::find(optimizer_state.begin(), optimizer_state.end(), MemoryPlace::disk) != optimizer_state.end();
+  }
+  bool keeps_state_away() const {
+    return std::any_of(optimizer_state.begin(), optimizer_state.end(),
+                       [](MemoryPlace place) { return place != MemoryPlace::device; });
   }
 
   bool backward_recomputes = false;  // orders passes as if each backward pass ran its forward pass again

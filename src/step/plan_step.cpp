@@ -129,7 +129,7 @@ StepPlan plan_step(const PlanCase& run, const StepChoices& choices, int64_t rank
   StepMemory& memory = design->memory;
   // Give the workspace no limit: its size is only known when the step has run.
   memory.arenas[MemoryClass::workspace] = std::numeric_limits<int64_t>::max() / 4;
-  const bool has_own_backend = choices.updates_on_host || choices.keeps_state_on_disk();
+  const bool has_own_backend = choices.updates_on_host || choices.keeps_state_away();
   const UpdatePlace updates{.backend = has_own_backend ? &update_backend : nullptr};
   NoMicroBatches source;
   const auto play = [&](TrainingStep& step, size_t number) {
@@ -159,8 +159,7 @@ StepPlan plan_step(const PlanCase& run, const StepChoices& choices, int64_t rank
   memory.scratch_bytes = backend.scratch_bytes();
   memory.update_scratch_bytes = update_backend.scratch_bytes();
   memory.arenas[MemoryClass::workspace] = align_up(memory.scratch_bytes) + memory.frame_bytes;
-  memory.arenas.on(choices.updates_on_host ? MemoryPlace::host
-                                           : MemoryPlace::device)[static_cast<size_t>(MemoryClass::workspace)] +=
+  memory.arenas.on(place_of_updates(choices, target))[static_cast<size_t>(MemoryClass::workspace)] +=
       align_up(memory.update_scratch_bytes);
   add_samples(config, target, groups, memory);
   return plan;

@@ -49,7 +49,7 @@ Sharding make_sharding(const StepConfig& config, const StepChoices& choices, con
   return {.zero = data.size > 1 ? config.parallel.zero : 0,
           .weights = choices.weights,
           .updates_apart = choices.updates_on_host,
-          .masters_away = choices.keeps_state_on_disk() && has_masters(config.precision),
+          .masters_away = choices.keeps_state_away() && has_masters(config.precision),
           .gradients_away = choices.gradients_on_disk,
           .replica_ranks = {data, groups.replica_rank(ReplicaGroup::expert_data)},
           .compute = config.precision.compute,
@@ -121,6 +121,18 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
         .push_back(traits.offload.any() ? record_bytes(bytes, traits, static_cast<int32_t>(unit)) : 0);
   }
   return bytes;
+}
+
+// Returns the bytes on the host through which a device passes gradients to updates there, and gets weights back, of a
+// few units at a time.
+int64_t bytes_between_device_and_updates(const ParameterStore& store) {
+  const Sharding& sharding = store.sharding();
+  const int64_t bytes_of_element = (sharding.gradients_away ? 0 : dtype_bytes(sharding.gradients)) +
+                                   (sharding.weights_away() ? 0 : dtype_bytes(sharding.compute));
+  int64_t most = 0;
+  for (int64_t unit = 0; unit < store.num_parameter_units(); ++unit)
+    most = std::max(most, store.update_range(unit).elements);
+  return StateLayout::most_landed * align_up(most * bytes_of_element);
 }
 
 // Makes the part of the design about parameters: the model and this rank's share of it.
@@ -216,6 +228,7 @@ int64_t all_rings_bytes(const StepConfig& config, const Target& target) {
 
 Target update_target(const MemoryConfig& memory, const Target& target) {
   Target updates = target;
+  updates.kind = Target::Kind::cpu;
   if (memory.update_threads > 0) updates.num_threads = static_cast<int>(memory.update_threads);
   return updates;
 }
@@ -285,6 +298,11 @@ std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& sha
   return std::make_unique<Model>(shape, design.spec, design.shards, design.layout, axes, backend);
 }
 
+MemoryPlace place_of_updates(const StepChoices& choices, const Target& target) {
+  if (choices.updates_on_host) return MemoryPlace::host;
+  return choices.keeps_state_away() ? host_place(target) : MemoryPlace::device;
+}
+
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
                        const std::shared_ptr<const Program>& like) {
   const Stages stages = make_stages(config, groups.stage(), config.batch.accumulation, choices.backward_recomputes);
@@ -331,7 +349,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   memory[MemoryClass::gradients] = parameters.gradients + store.gradient_slots().bytes();
   const bool on_host = design.choices.updates_on_host;
   const auto of_updates = [&](MemoryClass c) -> int64_t& {
-    return memory.on(on_host ? MemoryPlace::host : MemoryPlace::device)[static_cast<size_t>(c)];
+    return memory.on(place_of_updates(design.choices, target))[static_cast<size_t>(c)];
   };
   of_updates(MemoryClass::master) = store.state_layout().master_bytes();
   of_updates(MemoryClass::optimizer) = store.state_layout().buffer_bytes();
@@ -340,6 +358,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
     of_updates(MemoryClass::weights) = parameters.updated;
     of_updates(MemoryClass::state) = align_up(sizeof(StepState)) + optimizer_tables;
   }
+  if (has_own_memory(target) && store.state_layout().any_away())
+    of_updates(MemoryClass::buckets) += bytes_between_device_and_updates(store);
   memory[MemoryClass::data] += landing_bytes(config, target);
   const int64_t residual_bytes = design.keeps_residuals() ? design.messages.residual_bytes() : 0;
   memory[MemoryClass::residuals] = 2 * residual_bytes;

@@ -112,11 +112,13 @@ int64_t prefetch_ring_bytes(const StepConfig& config, const Target& target);
 // Returns the bytes of the ring for training, and of the one for validation if the config has validation data.
 int64_t all_rings_bytes(const StepConfig& config, const Target& target);
 
-// Returns the target with the threads of updates whose state is on disk.
+// Returns the target of updates whose state is away: the host, with the threads that the config gives them.
 Target update_target(const MemoryConfig& memory, const Target& target);
 
 // Returns the place at which host memory is counted: `device` if the device's memory is the host's.
 MemoryPlace host_place(const Target& target);
+// Returns the place of all that only updates use.
+MemoryPlace place_of_updates(const StepChoices& choices, const Target& target);
 // Returns the place of an arena.
 MemoryPlace arena_place(MemoryClass memory_class, const Target& target);
 

@@ -136,7 +136,8 @@ StepParts::~StepParts() {
 }
 
 void StepParts::make_update_lane(WorkingFiles* files) {
-  lane = std::make_unique<UpdateLane>(*parameters, update_backend, groups, files);
+  const bool beside_device = backend.target().kind == Target::Kind::gpu;
+  lane = std::make_unique<UpdateLane>(*parameters, update_backend, groups, files, beside_device);
   away = std::make_unique<AwayState>(*parameters, groups, files, [this] { lane->suspend(); });
   const Sharding& sharding = design->sharding;
   if (sharding.weights_away()) weight_reads = std::make_unique<WeightReads>(*parameters, groups, files, *lane);

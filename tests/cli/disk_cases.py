@@ -83,7 +83,7 @@ class Disk(CheckpointCase):
                     "train", self.config, *missing)
         self.refuse(USAGE, ["memory.disk_path: must be given, as memory.offload_optimizer is disk"],
                     "config", "check", self.config, *overrides("memory.offload_optimizer=disk"))
-        self.refuse(USAGE, ["memory.offload_parameters", "memory.offload_optimizer is disk"], "config", "check",
+        self.refuse(USAGE, ["memory.offload_parameters", "memory.offload_optimizer is host or disk"], "config", "check",
                     self.config, *overrides("memory.offload_parameters=disk"))
         for key in ("parameters", "gradients"):
             self.refuse(USAGE, [f"memory.offload_{key} = \"disk\": needs parallel.zero = ", "with 2 data ranks"],
@@ -93,3 +93,16 @@ class Disk(CheckpointCase):
                     "config", "check", self.config, *self.on_disk("checkpoint.asynchronous=true"))
         self.refuse(USAGE, ["memory.offload_optimizer", "muon"], "config", "check", self.config,
                     *self.on_disk("optimizer.type=muon"))
+        self.refuse(USAGE, ["memory.offload_parameters = \"host\": must be \"none\" or the value of memory.offload_opt"],
+                    "config", "check", self.config, *self.on_disk("memory.offload_parameters=host"))
+
+    def test_the_host_is_a_place_in_plans_for_named_gpus_only(self):
+        host = overrides("memory.offload_optimizer=host", "run.out=new")
+        self.refuse(USAGE, ["memory.offload_optimizer = \"host\": "], "train", self.config, *host)
+        self.assertFalse((self.folder / "new").exists())
+        plan = json.loads(self.succeed("train", self.config, *host, "--dry-run", "--target", "a100-80g", "--json"))
+        self.assertIn("a run on a GPU refuses it", "\n".join(plan["warnings"]))
+        self.assertGreaterEqual(plan["host_moments_bytes"], 8 * plan["total_parameters"])
+        self.assertEqual(plan["moments_bytes"], 0)
+        self.assertEqual([need["values"] for need in plan["bandwidths"]],
+                         ["parameters, gradients", "optimizer state", "inputs of blocks"])

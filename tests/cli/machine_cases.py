@@ -121,6 +121,15 @@ class Machine(CliCase):
                 self.assertEqual(found["best"][0][key], dry[key], key)
             self.assertEqual(found["target_memory_bytes"], dry["target_memory_bytes"] // gpus)
             self.assertLess(found["best"][0]["mfu"], 1)
+        on_disk = overrides("memory.offload_optimizer=disk", "memory.disk_path=.")
+        found = json.loads(self.succeed(*search, 2, *on_disk, "--top", 1, "--out", "best.json", "--json"))
+        dry = self.plan("best.json", "--target", "machine.json", "--world-size", 2)
+        self.assertGreaterEqual(dry["disk_read_bytes_per_step"], dry["disk_moments_bytes"])
+        self.assertEqual(found["best"][0]["step_seconds"], dry["step_seconds"])
+        methods = {point["method"]: point for point in
+                   json.loads(self.succeed(*search, 1, "--methods", "--json"))["points"]}
+        self.assertIn("optimizer state on disk", methods)
+        self.assertTrue(methods["all parameters on disk"]["fits"])
         swept = json.loads(self.succeed(*search, 2, "--sweep", "batch.micro=1,2", "--json"))
         self.assertTrue(all(point["fits"] for point in swept["points"]))
         self.refuse(USAGE, "--objective cost: this-machine is one machine", *search, 2, "--objective", "cost")

@@ -92,7 +92,7 @@ TEST_CASE("more and faster NICs make no step longer, and one of the points is th
 
 TEST_CASE("the largest models that fit fill the device, and less precision or more recomputation makes none smaller") {
   const Machine machine = a100();
-  const Study study = fit_models(machine, "gpt", {"adamw"}, 1);
+  const Study study = fit_models(machine, {.family = "gpt", .optimizers = {"adamw"}, .overrides = {}});
   REQUIRE(study.points.size() == 13);
   std::vector<int64_t> sizes;
   for (const StudyPoint& point : study.points) {
@@ -111,7 +111,8 @@ TEST_CASE("the largest models that fit fill the device, and less precision or mo
 
 TEST_CASE("models that fit on several devices are sharded over them with ZeRO 3") {
   const Machine machine = a100();
-  const Study alone = fit_models(machine, "llama", {"adamw"}, 1), many = fit_models(machine, "llama", {"adamw"}, 8);
+  const Study alone = fit_models(machine, {.family = "llama", .optimizers = {"adamw"}, .overrides = {}}),
+              many = fit_models(machine, {.family = "llama", .optimizers = {"adamw"}, .overrides = {}, .gpus = 8});
   REQUIRE(many.points.size() == alone.points.size());
   for (size_t i = 0; i < many.points.size(); ++i) {
     if (!many.points[i].result) continue;
@@ -122,7 +123,7 @@ TEST_CASE("models that fit on several devices are sharded over them with ZeRO 3"
 
 TEST_CASE("with one moment instead of two larger models fit") {
   const Machine machine = a100();
-  const Study study = fit_models(machine, "gpt", {"adamw", "lion"}, 1);
+  const Study study = fit_models(machine, {.family = "gpt", .optimizers = {"adamw", "lion"}, .overrides = {}});
   REQUIRE(study.points.size() == 26);
   for (size_t i = 0; i < 12; ++i) {
     CHECK(study.points[i].values.front() == "adamw");

@@ -49,4 +49,22 @@ TEST_CASE("a fast disk hides behind the updates") {
   CHECK(clock.over(7).time == 3);
 }
 
+TEST_CASE("gradients go to the host and weights return beside updates there, each way by itself") {
+  Event op;
+  op.queue = Event::Queue::update;
+  const std::vector<Event> events = {host_event(true, 1), op, host_event(false, 1)};
+  const auto play = [&](double to_host, double update, double to_device) {
+    UpdateClock clock;
+    Moment norm;
+    norm.add(0, 10);
+    clock.begin(norm);
+    for (int32_t unit = 0; unit < units; ++unit) clock.play(unit, events, {to_host, update, to_device}, nullptr);
+    return std::vector{clock.over(0).time, clock.over(units - 1).time};
+  };
+  CHECK(play(1, 1, 1) == std::vector<double>{13, 10 + units + 2});
+  CHECK(play(2, 1, 1) == std::vector<double>{14, 10 + 2 * units + 2});
+  CHECK(play(1, 3, 1) == std::vector<double>{15, 10 + 1 + 3 * units + 1});
+  CHECK(play(1, 1, 2) == std::vector<double>{14, 10 + 2 + 2 * units});
+}
+
 }  // namespace test_update_clock
