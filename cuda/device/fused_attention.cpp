@@ -59,8 +59,8 @@ int64_t most_groups_of(const AttentionForward& op, const FusedAttentionOptions&)
 }
 int64_t most_groups_of(const AttentionBackward& op, const FusedAttentionOptions& options) {
   if (!options.backward_bytes) return fused_attention_most_groups(op);
-  const int64_t room = *options.backward_bytes - fused_attention_overhead_bytes;
-  return std::max<int64_t>(1, room / fused_attention_group_bytes(op));
+  const int64_t available_bytes = *options.backward_bytes - fused_attention_overhead_bytes;
+  return std::max<int64_t>(1, available_bytes / fused_attention_group_bytes(op));
 }
 
 // Builds a plan, with smaller pieces if cuDNN needs more workspace than planned.

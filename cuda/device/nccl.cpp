@@ -171,10 +171,10 @@ class Groups {
   // NCCL's end of a group waits for aborts even if its communicators do not block (destroyFlag in its src/group.cc).
   void abort() {
     int version = 0;
-    const bool together = ncclGetVersion(&version) == ncclSuccess && version >= NCCL_VERSION(2, 22, 0);
-    if (together) ncclGroupStart();
+    const bool is_grouped = ncclGetVersion(&version) == ncclSuccess && version >= NCCL_VERSION(2, 22, 0);
+    if (is_grouped) ncclGroupStart();
     for (const auto& group : groups_) group->abort();
-    if (together) ncclGroupEnd();
+    if (is_grouped) ncclGroupEnd();
   }
 
   std::vector<std::unique_ptr<Group>> groups_;
@@ -325,11 +325,11 @@ std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<c
   for (size_t i = 0; i < groups.size(); ++i) {
     if (!groups[i].one_way) continue;
     Communicator& group = *communicators[i];
-    std::byte* const room = groups[i].scratch->data();
+    std::byte* const scratch = groups[i].scratch->data();
     if (group.rank() == 0) {
-      group.send(room, 1, DType::u8, 1);
+      group.send(scratch, 1, DType::u8, 1);
     } else {
-      group.receive(room, 1, DType::u8, 0);
+      group.receive(scratch, 1, DType::u8, 0);
     }
     group.synchronize();
   }

@@ -174,8 +174,8 @@ void CublasProducts::choose_product(const Op& op, std::byte* scratch, int64_t sc
 
 Served& CublasProducts::served(const Call& call) {
   const ProductKey key = key_of(call);
-  const auto [place, is_new] = served_.try_emplace(key);
-  Served& served = place->second;
+  const auto [entry, is_new] = served_.try_emplace(key);
+  Served& served = entry->second;
   if (is_new) describe(key, call, served);
   set_pointers(call, served);
   return served;

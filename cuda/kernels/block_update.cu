@@ -53,8 +53,8 @@ struct PackPart {
 
   __device__ PackPart(int64_t at_, const UpdateSegment& segment, bool packs)
       : at(at_),
-        first(place(segment.offset - at)),
-        end(place(segment.offset + segment.count - at)),
+        first(clamped(segment.offset - at)),
+        end(clamped(segment.offset + segment.count - at)),
         whole(packs && first == 0 && end == width) {}
 
   __device__ bool holds(int k) const { return k >= first && k < end; }
@@ -77,7 +77,7 @@ struct PackPart {
   }
 
  private:
-  __device__ static int place(int64_t elements) {
+  __device__ static int clamped(int64_t elements) {
     return elements < 0 ? 0 : elements > width ? width : static_cast<int>(elements);
   }
 };

@@ -201,9 +201,9 @@ __global__ void activation_forward_coded(Rows<const C> x, const C* bias, Rows<C>
       word |= code << (bits * i);
     }
     store_group<wide>(y, row, column, cols, out);
-    uint8_t* place = codes.at(row, column / codes_in_group * bits);
+    uint8_t* group = codes.at(row, column / codes_in_group * bits);
 #pragma unroll
-    for (int i = 0; i < bits; ++i) place[i] = static_cast<uint8_t>(word >> (8 * i));
+    for (int i = 0; i < bits; ++i) group[i] = static_cast<uint8_t>(word >> (8 * i));
     amax.see(out);
   });
   amax.leave();
@@ -215,10 +215,10 @@ __global__ void activation_backward_coded(Rows<const uint8_t> codes, Rows<const 
   constexpr ActivationPieces<bits> pieces = activation_pieces<bits>(Function::kind);
   RunningAmax amax(parts);
   for_each_pack<codes_in_group>(rows, align_up_to_group(cols), [&](int64_t row, int64_t column) {
-    const uint8_t* place = codes.at(row, column / codes_in_group * bits);
+    const uint8_t* group = codes.at(row, column / codes_in_group * bits);
     uint32_t word = 0;
 #pragma unroll
-    for (int i = 0; i < bits; ++i) word |= static_cast<uint32_t>(place[i]) << (8 * i);
+    for (int i = 0; i < bits; ++i) word |= static_cast<uint32_t>(group[i]) << (8 * i);
     const auto gradient = load_group<wide>(dy, row, column, cols);
     Pack<C, codes_in_group> out;
 #pragma unroll

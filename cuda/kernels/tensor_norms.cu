@@ -15,12 +15,12 @@ namespace {
 template <size_t n>
 constexpr int count_of = static_cast<int>(n);
 template <size_t n>
-constexpr int room_of = count_of<n> > 0 ? count_of<n> : 1;
+constexpr int num_values_of = count_of<n> > 0 ? count_of<n> : 1;
 
 template <size_t n>
 struct MeasuredBuffers {
   const float* gradients;
-  const float* columns[room_of<n>];
+  const float* columns[num_values_of<n>];
 };
 
 template <typename Formula>
@@ -29,9 +29,9 @@ struct MeasuringMemory {
   WarpSums sums;
 };
 
-template <typename Formula, int room, size_t... column>
-__device__ double square_of_measured(const Formula& formula, float gradient, float weight, const float (&values)[room],
-                                     std::index_sequence<column...>) {
+template <typename Formula, int num_values, size_t... column>
+__device__ double square_of_measured(const Formula& formula, float gradient, float weight,
+                                     const float (&values)[num_values], std::index_sequence<column...>) {
   const auto measured = static_cast<double>(formula.measured(gradient, weight, values[column]...));
   return measured * measured;
 }
@@ -47,18 +47,18 @@ __global__ void measure_chunks(const UpdateSegment* segments, int64_t num_segmen
     auto own = step;
     own.begin_measuring(segment);
     double of_weights = 0, of_measured = 0;
-    const auto add = [&](float gradient, float weight, const float(&values)[room_of<n>]) {
+    const auto add = [&](float gradient, float weight, const float(&values)[num_values_of<n>]) {
       of_weights += static_cast<double>(weight) * weight;
       of_measured += square_of_measured(own, gradient, weight, values, std::make_index_sequence<n>());
     };
     bool packs = in_whole_packs(buffers.gradients + first, weights + first);
     for (int c = 0; c < count_of<n>; ++c) packs = packs && in_whole_packs(buffers.columns[c] + first);
     for (int64_t i = first + width * threadIdx.x; i < end; i += width * blockDim.x) {
-      float values[room_of<n>] = {};
+      float values[num_values_of<n>] = {};
       if (packs && i + width <= end) {
         const auto g = load<width>(buffers.gradients + i);
         const auto w = load<width>(weights + i);
-        Pack<float, width> columns[room_of<n>];
+        Pack<float, width> columns[num_values_of<n>];
 #pragma unroll
         for (int c = 0; c < count_of<n>; ++c) columns[c] = load<width>(buffers.columns[c] + i);
 #pragma unroll

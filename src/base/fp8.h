@@ -88,8 +88,8 @@ constexpr float fp8_scale(float largest) {
   if (bits >= 0x7f800000U) return std::bit_cast<float>(0x7fc00000U);
   constexpr uint32_t largest_mantissa = 0x600000;  // 1.75, the mantissa of both formats' largest numbers
   const int exponent = static_cast<int>(bits >> 23) - 127;
-  const int room = T::largest_exponent - exponent - ((bits & 0x7fffffU) > largest_mantissa ? 1 : 0);
-  return std::bit_cast<float>(static_cast<uint32_t>((room < 126 ? room : 126) + 127) << 23);
+  const int log_scale = T::largest_exponent - exponent - ((bits & 0x7fffffU) > largest_mantissa ? 1 : 0);
+  return std::bit_cast<float>(static_cast<uint32_t>((log_scale < 126 ? log_scale : 126) + 127) << 23);
 }
 
 }  // namespace gptrain::base

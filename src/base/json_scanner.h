@@ -88,11 +88,11 @@ class JsonScanner {
 // Returns the reason and the text around a fault: "a comma or } must follow a value; the text there: ...".
 std::string json_fault_reason(std::string_view text, const JsonFault& fault);
 
-struct TextPlace {
+struct TextPosition {
   size_t line;    // from 1
   size_t column;  // in characters, from 1
 };
-TextPlace place_in_text(std::string_view text, size_t at);
+TextPosition position_in_text(std::string_view text, size_t at);
 
 // Returns the first fault of a text that parse_json() refused.
 JsonFault find_json_fault(std::string_view text, JsonDialect dialect = JsonDialect::strict);

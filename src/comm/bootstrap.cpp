@@ -389,9 +389,9 @@ bool settle_on_node(const Launch& launch) {
   cpu_set_t share;
   CPU_ZERO(&share);
   const bool enough = cores.size() >= num_ranks;
-  const auto place = static_cast<size_t>(std::max(launch.local_rank, 0));
-  const size_t first = enough ? cores.size() * place / num_ranks : 0;
-  const size_t end = enough ? cores.size() * (place + 1) / num_ranks : cores.size();
+  const auto index = static_cast<size_t>(std::max(launch.local_rank, 0));
+  const size_t first = enough ? cores.size() * index / num_ranks : 0;
+  const size_t end = enough ? cores.size() * (index + 1) / num_ranks : cores.size();
   for (size_t i = first; i < end; ++i) CPU_SET(static_cast<size_t>(cores[i]), &share);
   sched_setaffinity(0, sizeof share, &share);
   return enough;

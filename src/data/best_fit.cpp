@@ -37,24 +37,24 @@ std::vector<int64_t> best_fit_decreasing(std::span<const int64_t> lengths, int64
   const auto length_of = [&](int64_t item) { return lengths[static_cast<size_t>(item)]; };
   std::stable_sort(by_length.begin(), by_length.end(),
                    [&](int64_t a, int64_t b) { return length_of(a) > length_of(b); });
-  std::map<int64_t, std::vector<int64_t>> bins_with_room;  // by remaining room, above 0
+  std::map<int64_t, std::vector<int64_t>> bins_by_space;  // by remaining room, above 0
   std::vector<int64_t> bins(lengths.size());
   int64_t num_bins = 0;
   for (const int64_t item : by_length) {
     const int64_t length = length_of(item);
-    const auto best = bins_with_room.lower_bound(length);
-    int64_t room = capacity;
+    const auto best = bins_by_space.lower_bound(length);
+    int64_t space = capacity;
     int64_t bin = num_bins;
-    if (best != bins_with_room.end()) {
-      room = best->first;
+    if (best != bins_by_space.end()) {
+      space = best->first;
       bin = best->second.back();
       best->second.pop_back();
-      if (best->second.empty()) bins_with_room.erase(best);
+      if (best->second.empty()) bins_by_space.erase(best);
     } else {
       ++num_bins;
     }
     bins[static_cast<size_t>(item)] = bin;
-    if (room > length) bins_with_room[room - length].push_back(bin);
+    if (space > length) bins_by_space[space - length].push_back(bin);
   }
   std::vector<int64_t> number(static_cast<size_t>(num_bins), -1);
   int64_t numbered = 0;

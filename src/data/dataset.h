@@ -29,7 +29,7 @@ struct MixtureSoFar {
   std::vector<MixturePhase> phases;  // Dataset::mixture() of the run that saved
   // Step and place from which the config's mixture holds instead; none: `phases` continue.
   struct Change {
-    int64_t step, place;
+    int64_t step, position;
   };
   std::optional<Change> change;
 };

@@ -20,8 +20,8 @@ class LeftOutSamples {
   // Ascending, with gaps between them.
   const std::vector<SampleRange>& ranges() const { return ranges_; }
   int64_t position_of(int64_t sample) const;
-  // Returns the number of left-out places below `place`.
-  int64_t before(int64_t place) const;
+  // Returns the number of left-out places below `position`.
+  int64_t before(int64_t position) const;
 
  private:
   std::vector<SampleRange> ranges_;

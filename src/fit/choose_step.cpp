@@ -14,7 +14,7 @@
 namespace gptrain::inline fit {
 namespace {
 
-UnitChoices choose_units(const PlanCase& run, int32_t stage, std::optional<int64_t> room) {
+UnitChoices choose_units(const PlanCase& run, int32_t stage, std::optional<int64_t> activation_bytes) {
   const auto& [config, target, world_size] = run;
   if (config.memory.recompute != RecomputeKind::optimal) {
     if (config.memory.offload != offload::hidden) return fixed_units(config);
@@ -22,7 +22,9 @@ UnitChoices choose_units(const PlanCase& run, int32_t stage, std::optional<int64
   }
   const RecomputePlanner planner(run, stage);
   const bool fits = config.memory.activation_budget == 0;
-  const int64_t budget = !fits ? config.memory.activation_budget : room ? *room : activation_headroom(run, stage);
+  const int64_t budget = !fits              ? config.memory.activation_budget
+                         : activation_bytes ? *activation_bytes
+                                            : activation_headroom(run, stage);
   if (std::optional<RecomputePoint> best = planner.best(budget)) return std::move(best->choices);
   if (fits) return planner.least().choices;
   int64_t least = 0;
@@ -65,9 +67,9 @@ void check_places(const PlanCase& run) {
 
 }  // namespace
 
-StepChoices choose_step(const PlanCase& run, int32_t stage, std::optional<int64_t> room) {
+StepChoices choose_step(const PlanCase& run, int32_t stage, std::optional<int64_t> activation_bytes) {
   check_places(run);
-  return choices_with(run.config.memory, run.target, choose_units(run, stage, room));
+  return choices_with(run.config.memory, run.target, choose_units(run, stage, activation_bytes));
 }
 
 StepChoices smallest_step(const PlanCase& run, int32_t stage) {

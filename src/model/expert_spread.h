@@ -22,13 +22,13 @@ struct ExpertSpread {
   int64_t own_experts() const { return experts / ranks; }
   // RETURNS the places of rank `from` with rows for rank `to`. `starts`: for each rank the first place of each expert,
   // then the number of places.
-  Range places_for(const std::vector<int32_t>& starts, int64_t from, int64_t to) const {
+  Range rows_for(const std::vector<int32_t>& starts, int64_t from, int64_t to) const {
     const int32_t* const first = starts.data() + from * (experts + 1) + to * own_experts();
     return {first[0], first[own_experts()] - first[0]};
   }
   // RETURNS those of them that the rank sends, if there is room.
   Range sent(const std::vector<int32_t>& starts, int64_t from, int64_t to) const {
-    const auto [first, count] = places_for(starts, from, to);
+    const auto [first, count] = rows_for(starts, from, to);
     const int64_t share = (first_share + from) % shares;
     const int64_t begin = first + count * share / shares;
     return {begin, first + count * (share + 1) / shares - begin};

@@ -121,7 +121,7 @@ class RoutedBranch final : public Branch {
   void run(const LayerCall& call, const NormInput& in, const Matrix& part) override;
 
   const MoeConfig& moe() const { return context_.shape.model.moe; }
-  int64_t copies() const { return context_.shape.rows() * moe().top_k; }
+  int64_t num_assignments() const { return context_.shape.rows() * moe().top_k; }
   // RETURNS whether W reads the gradient of the branch's output.
   bool weight_reads_gradient() const { return rows_of_experts_->gathers_again() || shared_ != nullptr; }
   int64_t hidden_size() const { return context_.shape.model.hidden_size; }
@@ -189,8 +189,8 @@ RoutedBranch::RoutedBranch(const LayerContext& context, LayerLayout& layout, int
   logits_ = layout.save_product({"router.logits", DType::f32, n, moe().experts});
   experts_ = layout.save({"router.experts", DType::i32, n, k});
   slots_ = layout.save({"router.slots", DType::i32, n, k});
-  routed_.rows = layout.save(for_weight("router.rows", DType::i32, 1, copies()));
-  routed_.weights = layout.save({"router.weights", DType::f32, 1, copies()});
+  routed_.rows = layout.save(for_weight("router.rows", DType::i32, 1, num_assignments()));
+  routed_.weights = layout.save({"router.weights", DType::f32, 1, num_assignments()});
   routed_.offsets = layout.save(for_weight("router.offsets", DType::i32, 1, moe().experts + 1));
   rows_of_experts_ = make_expert_rows(context, layout, layer, routed_);
   const int64_t experts = rows_of_experts_->experts(), rows = rows_of_experts_->rows();

@@ -98,8 +98,8 @@ inline int64_t fused_attention_most_groups(const AttentionForward& op) {
   return std::max<int64_t>(1, fused_attention_most_sequences / fused_attention_matrices(op.mask)) * op.num_kv_heads;
 }
 inline int64_t fused_attention_most_groups(const AttentionBackward& op) {
-  const int64_t room = fused_attention_preferred_bytes - fused_attention_overhead_bytes;
-  return std::max<int64_t>(1, room / fused_attention_group_bytes(op));
+  const int64_t available_bytes = fused_attention_preferred_bytes - fused_attention_overhead_bytes;
+  return std::max<int64_t>(1, available_bytes / fused_attention_group_bytes(op));
 }
 
 inline int64_t fused_attention_bound(const AttentionForward&) { return fused_attention_overhead_bytes; }

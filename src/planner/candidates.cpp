@@ -70,15 +70,17 @@ class Collector {
         options.gpus);
   }
 
-  int64_t lacks(const RunLayout& layout) { return estimator_.least_bytes(layout, search_.room).bytes - search_.room; }
+  int64_t lacks(const RunLayout& layout) {
+    return estimator_.least_bytes(layout, search_.device_bytes).bytes - search_.device_bytes;
+  }
 
   void consider(const RunLayout& layout) {
     if (!held_.agree_with(layout)) return;
     ++found_.num_layouts;
-    const LeastBytes least = estimator_.least_bytes(layout, search_.room);
-    if (least.bytes > search_.room) {
+    const LeastBytes least = estimator_.least_bytes(layout, search_.device_bytes);
+    if (least.bytes > search_.device_bytes) {
       ++found_.num_too_large;
-      return misses_.add(layout, least.bytes - search_.room);
+      return misses_.add(layout, least.bytes - search_.device_bytes);
     }
     const double seconds = estimator_.least_seconds(layout);
     found_.fitting.push_back({.layout = layout,

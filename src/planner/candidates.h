@@ -101,7 +101,7 @@ struct SearchCase {
   const Machine& machine;
   const SearchOptions& options;
   Target target;
-  int64_t room;  // device memory for a rank
+  int64_t device_bytes;  // device memory for a rank
 };
 
 struct Candidates {

@@ -87,8 +87,8 @@ class QuickSearch {
 
   void consider(const RunLayout& layout) {
     if (num_actions(layout) > most_actions_quickly) return;
-    const int64_t room = target_.bytes_of_rank();
-    if (estimator_.least_bytes(layout, room).bytes > room) return;
+    const int64_t device_bytes = target_.bytes_of_rank();
+    if (estimator_.least_bytes(layout, device_bytes).bytes > device_bytes) return;
     tried_.push_back({layout, estimator_.least_seconds(layout)});
   }
 

@@ -51,14 +51,14 @@ class Search {
         estimator_(config, machine, case_.target),
         scores_(config, machine, options.objective),
         held_(options, layout_of(config, options.gpus)) {
-    case_.room = case_.target.bytes_of_rank();
+    case_.device_bytes = case_.target.bytes_of_rank();
     found_.machine = machine_name(machine);
     found_.held = options.held;
     found_.origin = step_origin(machine);
     found_.error = expected_error(machine, config.parallel.zero);
     found_.objective = objective_names[static_cast<size_t>(options.objective)];
     found_.gpus = options.gpus;
-    found_.device_bytes = case_.room;
+    found_.device_bytes = case_.device_bytes;
     found_.node_host_bytes = case_.target.host_bytes;
   }
 
@@ -107,8 +107,8 @@ class Search {
     const Miss& least = misses_.least();
     RunLayout recomputing = least.layout;
     recomputing.recompute = RecomputeKind::block;
-    const Miss nearest =
-        nearest_of(case_.config, case_.machine, case_.room, least, held_.agree_with(recomputing) ? recomputing : least.layout);
+    const Miss nearest = nearest_of(case_.config, case_.machine, case_.device_bytes, least,
+                                    held_.agree_with(recomputing) ? recomputing : least.layout);
     found_.least_missing_bytes = nearest.bytes;
     found_.least_missing = nearest.layout;
     found_.least_missing_is_exact = nearest.is_exact;
@@ -170,7 +170,7 @@ class Search {
       const PlanCase run{config, case_.target, mesh.world_size()};
       const StepPlan plan = plan_step(run, smallest_step(run, stage), mesh.first_rank_of_stage(stage));
       const int64_t bytes = plan.memory().arenas.total();
-      if (bytes > case_.room) return bytes - case_.room;
+      if (bytes > case_.device_bytes) return bytes - case_.device_bytes;
     }
     return 0;
   }
@@ -211,8 +211,8 @@ class Search {
         if (++num_over_budget == most_over_budget) break;
         continue;
       }
-      if (result.peak_bytes > case_.room) {
-        misses_.add(candidate.layout, result.peak_bytes - case_.room);
+      if (result.peak_bytes > case_.device_bytes) {
+        misses_.add(candidate.layout, result.peak_bytes - case_.device_bytes);
         continue;
       }
       if (const int64_t host = case_.target.host_bytes; host > 0 && result.host_bytes > host) {
@@ -270,12 +270,12 @@ class Search {
       show("planning memory", found_.num_peaks_planned, std::ssize(candidates_));
       if (found.size() >= top && candidate.bytes > found.back()->bytes) break;
       left.pop();
-      if (candidate.bytes > case_.room) {
-        misses_.add(candidate.layout, candidate.bytes - case_.room);
+      if (candidate.bytes > case_.device_bytes) {
+        misses_.add(candidate.layout, candidate.bytes - case_.device_bytes);
       } else if (candidate.bytes_known == BytesKnown::exact) {
         found.push_back(&candidate);
       } else if (candidate.bytes_known == BytesKnown::of_a_rank) {
-        plan_ranks(candidate, peaks.size() < top ? case_.room : *peaks.rbegin());
+        plan_ranks(candidate, peaks.size() < top ? case_.device_bytes : *peaks.rbegin());
         if (candidate.bytes_known == BytesKnown::exact) peaks.insert(candidate.bytes);
         if (peaks.size() > top) peaks.erase(std::prev(peaks.end()));
         left.push(&candidate);
@@ -315,7 +315,8 @@ class Search {
   void rank() {
     found_.num_exact = std::ssize(exact_);
     std::stable_sort(exact_.begin(), exact_.end(), [&](const LayoutResult& a, const LayoutResult& b) {
-      return std::pair(score_with_host_memory(a), a.step_seconds) < std::pair(score_with_host_memory(b), b.step_seconds);
+      return std::pair(score_with_host_memory(a), a.step_seconds) <
+             std::pair(score_with_host_memory(b), b.step_seconds);
     });
     found_.best.assign(exact_.begin(),
                        exact_.begin() + std::min(case_.options.top, static_cast<int64_t>(exact_.size())));
@@ -407,9 +408,9 @@ class Search {
       const auto least = std::min_element(left.begin(), left.end(),
                                           [](const Candidate* a, const Candidate* b) { return a->bytes < b->bytes; });
       Candidate& candidate = **least;
-      if (candidate.bytes > case_.room) {
+      if (candidate.bytes > case_.device_bytes) {
         lost.all_tried = tries < most_peaks_planned;
-        misses_.add(candidate.layout, candidate.bytes - case_.room);
+        misses_.add(candidate.layout, candidate.bytes - case_.device_bytes);
         return nullptr;
       }
       if (candidate.bytes_known != BytesKnown::bound || tries >= most_peaks_planned) return &candidate;
@@ -427,7 +428,7 @@ class Search {
     for (Candidate& candidate : candidates_) {
       if (fitting == most_fitting || tries == most_tries) break;
       if (!is_of_class(candidate.layout) || planned_.contains(&candidate)) continue;
-      if (candidate.least.bytes + above_bound > case_.room) {
+      if (candidate.least.bytes + above_bound > case_.device_bytes) {
         lost.all_tried = false;
         continue;
       }
@@ -438,7 +439,7 @@ class Search {
       if (!keeps_budget(candidate, [&] { lacks = missing(*config, candidate); })) continue;
       if (lacks > 0) {
         misses_.add(candidate.layout, lacks);
-        const int64_t above = case_.room + lacks - candidate.least.bytes;
+        const int64_t above = case_.device_bytes + lacks - candidate.least.bytes;
         above_bound = above_bound == 0 ? above : std::min(above_bound, above);
         continue;
       }

@@ -42,16 +42,16 @@ class ChainSolver::Tables {
     // All micro-batches in flight keep equally many bytes: the kept bytes of the others reduce the room for this one.
     const int64_t others = chain_.in_flight - 1;
     const int64_t step = others == 0 ? budget + 1 : piece_ == 1 ? 1 : std::max<int64_t>(1, budget / rooms_tried);
-    for (int64_t room = budget; room >= 0; room -= step) {
-      const int64_t most_kept = others == 0 ? budget : (budget - room) / others;
-      solve_forward(room, most_kept);
+    for (int64_t available = budget; available >= 0; available -= step) {
+      const int64_t most_kept = others == 0 ? budget : (budget - available) / others;
+      solve_forward(available, most_kept);
       std::vector<Label>& ends = labels_.back();
       std::erase_if(ends, [&](const Label& end) { return end.kept > most_kept; });
       const auto found = std::min_element(ends.begin(), ends.end(),
                                           [](const Label& a, const Label& b) { return a.seconds < b.seconds; });
       if (found == ends.end() || found->seconds >= least) continue;
       least = found->seconds;
-      best = choices_of(*found, room);
+      best = choices_of(*found, available);
     }
     return best;
   }
@@ -163,14 +163,14 @@ class ChainSolver::Tables {
     return some;
   }
 
-  // Computes labels_: choices for the forward pass that keep at most most_kept bytes at its end and have at most `room`
-  // bytes alive at any time. Only the fastest of labels with equally many kept bytes stays. Bytes are compared in units
-  // finer than pieces if that is affordable.
-  void solve_forward(int64_t room, int64_t most_kept) {
+  // Computes labels_: choices for the forward pass that keep at most most_kept bytes at its end and have at most
+  // `available` bytes alive at any time. Only the fastest of labels with equally many kept bytes stays. Bytes are
+  // compared in units finer than pieces if that is affordable.
+  void solve_forward(int64_t available, int64_t most_kept) {
     labels_.assign(static_cast<size_t>(n_) + 1, {});
     labels_.front().push_back({});
     // A unit's input counts until the unit is offloaded.
-    const int64_t most = std::min(room, most_kept + (price_ ? largest_stream_ : 0));
+    const int64_t most = std::min(available, most_kept + (price_ ? largest_stream_ : 0));
     const bool has_time = chain_.in_flight == 1 && longest_ == n_;
     const int64_t part = has_time ? std::max<int64_t>(1, most / fine_parts) : piece_;
     // By unit and by kept bytes / part: index of the label; -1: there is none.
@@ -185,18 +185,18 @@ class ChainSolver::Tables {
           std::vector<Label>& there = labels_[static_cast<size_t>(to)];
           std::vector<int32_t>& by_part = known[static_cast<size_t>(to)];
           if (by_part.empty()) by_part.assign(static_cast<size_t>(most / part) + 1, -1);
-          int32_t& place = by_part[static_cast<size_t>(kept / part)];
+          int32_t& slot = by_part[static_cast<size_t>(kept / part)];
           const Label next{kept, label.seconds + seconds, i, l, how, away};
-          if (place < 0) {
-            place = static_cast<int32_t>(there.size());
+          if (slot < 0) {
+            slot = static_cast<int32_t>(there.size());
             there.push_back(next);
-          } else if (Label& old = there[static_cast<size_t>(place)];
+          } else if (Label& old = there[static_cast<size_t>(slot)];
                      std::pair(next.seconds, next.kept) < std::pair(old.seconds, old.kept)) {
             old = next;
           }
         };
         const ChainUnit& u = unit(i);
-        const int64_t free = room - label.kept;
+        const int64_t free = available - label.kept;
         const bool runs = free >= u.written_bytes() + u.output_bytes;
         // Offers the step with its values kept on the device, and with them and the unit's input copied to the host.
         const auto offer_both = [&](int32_t to, int64_t left, double seconds, How how) {
@@ -216,7 +216,7 @@ class ChainSolver::Tables {
     }
   }
 
-  UnitChoices choices_of(const Label& end, int64_t room) const {
+  UnitChoices choices_of(const Label& end, int64_t available) const {
     UnitChoices choices(chain_.units.size());
     Label label = end;
     for (int32_t to = n_; label.from >= 0;) {
@@ -224,7 +224,7 @@ class ChainSolver::Tables {
       if (label.how == How::part) {
         choices[static_cast<size_t>(label.from)] = {true, label.from};
       } else if (label.how == How::recompute) {
-        choose_recompute(choices, label.from, to - 1, (room - before.kept) / piece_, label.from);
+        choose_recompute(choices, label.from, to - 1, (available - before.kept) / piece_, label.from);
       }
       if (label.away)
         choices[static_cast<size_t>(label.from)].offload.part =

@@ -19,14 +19,14 @@ namespace {
 
 template <typename T>
 void upload_copies(Backend& backend, T* to, T value, int64_t count) {
-  const std::vector<T> copies(static_cast<size_t>(count), value);
-  backend.upload(to, copies.data(), count * static_cast<int64_t>(sizeof(T)));
+  const std::vector<T> values(static_cast<size_t>(count), value);
+  backend.upload(to, values.data(), count * static_cast<int64_t>(sizeof(T)));
 }
 
 }  // namespace
 
 TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
-                           const UpdatePlace& updates)
+                           const UpdateDevice& updates)
     : design_(std::move(design)),
       backend_(backend),
       update_backend_(updates.backend != nullptr ? *updates.backend : backend),
@@ -112,26 +112,27 @@ TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& ba
                             .rank = config.comm.compression.rank,
                             .seed = config.run.seed});
   }
-  ExecutorResources place{.arenas = arena_starts(),
-                          .state = state_,
-                          .statistics = statistics_,
-                          .workspace = &workspace_,
-                          .backend = &backend_,
-                          .groups = &groups_,
-                          .gathers = &gathers_,
-                          .weight_reads = weight_reads_.get(),
-                          .away_gradients = away_gradients_.get(),
-                          .accumulated = accumulated_.get(),
-                          .uploads = uploads_.get(),
-                          .offloads = offloads_ ? &*offloads_ : nullptr};
+  ExecutorResources resources{.arenas = arena_starts(),
+                              .state = state_,
+                              .statistics = statistics_,
+                              .workspace = &workspace_,
+                              .backend = &backend_,
+                              .groups = &groups_,
+                              .gathers = &gathers_,
+                              .weight_reads = weight_reads_.get(),
+                              .away_gradients = away_gradients_.get(),
+                              .accumulated = accumulated_.get(),
+                              .uploads = uploads_.get(),
+                              .offloads = offloads_ ? &*offloads_ : nullptr};
   for (const StepProgram& of_steps : design_->programs) {
-    place.compression = of_steps.compresses ? compression_.get() : nullptr;
-    executors_.push_back(std::make_unique<Executor>(*model_, *of_steps.program, *parameters_, place, update_.get()));
+    resources.compression = of_steps.compresses ? compression_.get() : nullptr;
+    executors_.push_back(
+        std::make_unique<Executor>(*model_, *of_steps.program, *parameters_, resources, update_.get()));
   }
-  place.compression = nullptr;
-  place.statistics = {};
+  resources.compression = nullptr;
+  resources.statistics = {};
   evaluation_executor_ =
-      std::make_unique<Executor>(*evaluation_model_, *design_->evaluation, *parameters_, place, nullptr);
+      std::make_unique<Executor>(*evaluation_model_, *design_->evaluation, *parameters_, resources, nullptr);
 }
 
 TrainingStep::~TrainingStep() {

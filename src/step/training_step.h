@@ -45,7 +45,7 @@ struct StepResult {
 };
 
 // Backend and memory of updates that do not run where the ops do.
-struct UpdatePlace {
+struct UpdateDevice {
   // Runs them with StepChoices::updates_on_host, or with state that is away; null: the ops' own.
   Backend* backend = nullptr;
   WorkingFiles* files = nullptr;  // memory of StepChoices::optimizer_state on disk; a plan has none
@@ -60,7 +60,7 @@ class TrainingStep {
   // design is for the rank of the groups. Weights and state are undefined until `initialize`, or until the caller has
   // written `state()` and called weights_changed.
   TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
-               const UpdatePlace& updates = {});
+               const UpdateDevice& updates = {});
   // Waits until no other rank reads this rank's memory.
   ~TrainingStep();
   TrainingStep(const TrainingStep&) = delete;

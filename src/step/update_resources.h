@@ -16,7 +16,7 @@ class UpdateResources {
   UpdateResources(const StepDesign& design, const Backend& ops, int64_t rank);
 
   // Returns the place of the updates, which refers to this object.
-  UpdatePlace place() const { return {.backend = backend_.get(), .files = files_.get()}; }
+  UpdateDevice device() const { return {.backend = backend_.get(), .files = files_.get()}; }
   const WorkingFiles* files() const { return files_.get(); }  // null: none
 
  private:

@@ -108,7 +108,7 @@ class WorkingFiles {
   void end_transfer(const EndedTransfer& ended);
   void check_block(const Job& job, size_t block) const;
   void fail(std::exception_ptr failure);
-  std::string place_of(const Job& job, size_t block) const;
+  std::string text_of(const Job& job, size_t block) const;
   Block& block_of(size_t piece, size_t number) { return blocks_[first_block_[piece] + number]; }
 
   const int64_t transfer_bytes_;

@@ -131,7 +131,7 @@ class Generator {
     inference_ = std::make_unique<Inference>(config_, checkpoint_, options.weights, groups, *backend_);
     size_t longest = 0;
     for (const std::vector<int32_t>& sequence : sequences_) longest = std::max(longest, sequence.size());
-    inference_->reserve(std::max(static_cast<int64_t>(longest) + options.tokens, options.room));
+    inference_->reserve(std::max(static_cast<int64_t>(longest) + options.tokens, options.reserved_tokens));
   }
 
   void continue_prompt(size_t prompt, const std::function<void(std::string_view)>& emit) {

@@ -25,8 +25,8 @@ struct GenerateOptions {
   double temperature = 0.8;  // 0: always the most probable token
   int64_t top_k = 0;         // draw from this many tokens; 0: from all
   uint64_t seed = 1;
-  int threads = 0;   // 0: every core
-  int64_t room = 0;  // least number of tokens to take memory for at the start
+  int threads = 0;              // 0: every core
+  int64_t reserved_tokens = 0;  // least number of tokens to take memory for at the start
 };
 
 // Continues each prompt by up to `tokens` tokens, fewer if the model ends the document. Calls `emit` with the number

@@ -43,17 +43,17 @@ int32_t stage_of(const StepConfig& config, const World& world, int rank) {
 // Returns the bytes that memory.activation_budget = "fit" gives this rank's stage: the least room on any of its ranks,
 // as all must do the same work in the same order. Returns none if memory.recompute is
 // not "optimal" or the budget is a number. Collective over `all`.
-std::optional<int64_t> agreed_room(const RunConfig& config, Communicator* all, const World& world,
-                                   const Target& target) {
+std::optional<int64_t> agreed_activation_bytes(const RunConfig& config, Communicator* all, const World& world,
+                                               const Target& target) {
   if (config.memory.recompute != RecomputeKind::optimal || config.memory.activation_budget > 0) return std::nullopt;
   const int32_t stage = stage_of(config, world, world.rank());
-  const std::vector<std::string> rooms = agree(all, world, [&] {
+  const std::vector<std::string> of_ranks = agree(all, world, [&] {
     return fmt::format("{}", activation_headroom({config, target, world.size()}, stage));
   });
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int rank = 0; rank < world.size(); ++rank) {
-    const int64_t room = std::stoll(rooms[static_cast<size_t>(rank)]);
-    if (stage_of(config, world, rank) == stage) least = std::min(least, room);
+    const int64_t activation_bytes = std::stoll(of_ranks[static_cast<size_t>(rank)]);
+    if (stage_of(config, world, rank) == stage) least = std::min(least, activation_bytes);
   }
   return least;
 }
@@ -122,10 +122,10 @@ ExitCode run_rank(RunConfig config, const TrainOptions& options, const StopSigna
   share.of_processes = world.of_processes();
   share.num_threads = threads;
   share.sharing = device.sharing;
-  const std::optional<int64_t> room = agreed_room(config, all, world, share);
+  const std::optional<int64_t> activation_bytes = agreed_activation_bytes(config, all, world, share);
   agree_on(all, world, [&] {
     const int32_t stage = stage_of(config, world, world.rank());
-    const StepChoices choices = choose_step({config, share, world.size()}, stage, room);
+    const StepChoices choices = choose_step({config, share, world.size()}, stage, activation_bytes);
     plan = plan_step({config, share, world.size()}, choices, world.rank());
     require_file_size(std::min(plan.written_bytes, usual_part_bytes));
   });

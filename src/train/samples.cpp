@@ -84,7 +84,7 @@ void Samples::write_text(const fs::path& checkpoint, int64_t step) {
                                 .tokens = run.sample_tokens,
                                 .seed = run.seed,
                                 .threads = context_.threads,
-                                .room = most_tokens_of_sample(run)};
+                                .reserved_tokens = most_tokens_of_sample(run)};
   const SharedText written = generate_sharded(options, context_.config.parallel, *groups_, context_.world);
   if (written.text) {
     // The text may end inside a character, and a model of bytes may write invalid UTF-8.

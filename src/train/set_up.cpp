@@ -38,17 +38,17 @@ int64_t last_step_of_call(int64_t run_steps, const TrainOptions& options, int64_
 }
 
 // Checks the disk of the run's folder, which this process has locked. `done`: steps.
-std::string warning_of_room(const CheckpointConfig& saving, const RunSettings& run, int64_t done, int64_t bytes) {
+std::string warning_of_full_disk(const CheckpointConfig& saving, const RunSettings& run, int64_t done, int64_t bytes) {
   const fs::path out = run.out;
   remove_unfinished_checkpoints(out);  // frees their space; saving warns of those that stay
   const std::vector<CheckpointInfo> found = list_checkpoints(out);
-  const auto kept =
+  const auto num_checkpoints =
       std::count_if(found.begin(), found.end(), [&](const CheckpointInfo& info) { return info.step <= done; });
   std::error_code unknown;
   const fs::space_info space = fs::space(out, unknown);
   // Some network file systems do not know their size, and report 0.
   if (unknown || space.capacity == 0) return "";
-  return checkpoint_shortage(saving, run, done, kept, bytes, space);
+  return checkpoint_shortage(saving, run, done, num_checkpoints, bytes, space);
 }
 
 // Describes a checkpoint by the checksum of its manifest, which holds the checksums of all its files.
@@ -158,7 +158,7 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t
     }
     const int64_t done = start.manifest ? start.manifest->progress.step : 0;
     start.last_step = last_step_of_call(config.run.steps, options, done);
-    if (start.lock) start.warning = warning_of_room(config.checkpoint, config.run, done, bytes);
+    if (start.lock) start.warning = warning_of_full_disk(config.checkpoint, config.run, done, bytes);
     if (start.weights) return describe_checkpoint(*start.weights);
     return start.checkpoint ? describe_checkpoint(*start.checkpoint) : std::string();
   });
@@ -220,7 +220,7 @@ std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design
                                         const UpdateResources& updates) {
   std::unique_ptr<TrainingStep> step;
   agree_on(context.all(), context.world, [&] {
-    step = std::make_unique<TrainingStep>(std::move(design), context.backend, context.groups, updates.place());
+    step = std::make_unique<TrainingStep>(std::move(design), context.backend, context.groups, updates.device());
   });
   return step;
 }

@@ -45,7 +45,7 @@ std::vector<RankEvents> events_on_ranks(const RunConfig& config, int64_t world_s
     StepProfiler profiler(*device, groups);
     const StepPlan plan = plan_rank({config, device->target(), world.size()}, world.rank());
     const UpdateResources updates(*plan.design, *device, world.rank());
-    TrainingStep step(plan.design, profiler.backend(), groups, updates.place());
+    TrainingStep step(plan.design, profiler.backend(), groups, updates.device());
     step.initialize();
     RandomBatches batches(config, 0, groups);
     step.run(1e-3, batches);

@@ -67,11 +67,11 @@ ByteSource::~ByteSource() {
   if (file_ >= 0) ::close(file_);
 }
 
-// Reads up to `room` bytes, fewer only at the end.
-size_t ByteSource::read_file(char* out, size_t room) {
+// Reads up to `capacity` bytes, fewer only at the end.
+size_t ByteSource::read_file(char* out, size_t capacity) {
   size_t produced = 0;
-  while (!at_end_ && produced < room) {
-    const ssize_t count = call_with_tries([&] { return ::read(file_, out + produced, room - produced); });
+  while (!at_end_ && produced < capacity) {
+    const ssize_t count = call_with_tries([&] { return ::read(file_, out + produced, capacity - produced); });
     if (count < 0) throw_unreadable(path_);
     at_end_ = count == 0;
     produced += static_cast<size_t>(count);
@@ -109,14 +109,14 @@ void ByteSource::tell_memory() {
             format_bytes(static_cast<double>(decoder_->unusual_memory_bytes())));
 }
 
-size_t ByteSource::read(char* out, size_t room) {
+size_t ByteSource::read(char* out, size_t capacity) {
   size_t produced = 0;
-  while (produced < room) {
+  while (produced < capacity) {
     // Uncompressed data bypass the buffer.
-    if (!decoder_ && begin_ == end_) return produced + read_file(out + produced, room - produced);
+    if (!decoder_ && begin_ == end_) return produced + read_file(out + produced, capacity - produced);
     if (begin_ == end_ && !fill() && !in_stream_) break;
     if (!decoder_) {
-      const size_t count = std::min(room - produced, end_ - begin_);
+      const size_t count = std::min(capacity - produced, end_ - begin_);
       std::memcpy(out + produced, buffer_.data() + begin_, count);
       begin_ += count;
       produced += count;
@@ -125,7 +125,7 @@ size_t ByteSource::read(char* out, size_t room) {
     if (stream_ended_ && !skip_zeros()) break;
     stream_ended_ = false;
     try {
-      const Decoder::Step step = decoder_->decode(available(), out + produced, room - produced);
+      const Decoder::Step step = decoder_->decode(available(), out + produced, capacity - produced);
       tell_memory();
       begin_ += step.consumed;
       produced += step.produced;

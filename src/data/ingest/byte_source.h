@@ -21,15 +21,15 @@ class ByteSource {
   ByteSource(const ByteSource&) = delete;
   ByteSource& operator=(const ByteSource&) = delete;
 
-  // Reads up to `room` bytes, fewer only at the end. Throws Error(data) naming the file if it cannot be read, is
+  // Reads up to `capacity` bytes, fewer only at the end. Throws Error(data) naming the file if it cannot be read, is
   // damaged, or ends inside of compressed data.
-  size_t read(char* out, size_t room);
+  size_t read(char* out, size_t capacity);
 
   std::string_view compression() const { return compression_; }  // "gzip", ...; empty: not compressed
   int64_t file_bytes_read() const { return file_bytes_read_; }   // bytes read of the file, compressed or not
 
  private:
-  size_t read_file(char* out, size_t room);
+  size_t read_file(char* out, size_t capacity);
   bool fill();
   bool skip_zeros();
   void tell_memory();

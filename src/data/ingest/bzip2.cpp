@@ -13,8 +13,8 @@ class Bzip2Decoder : public Decoder {
   Bzip2Decoder(const Bzip2Decoder&) = delete;
   Bzip2Decoder& operator=(const Bzip2Decoder&) = delete;
 
-  Step decode(std::string_view input, char* out, size_t room) override {
-    return decode_stream(stream_, input, out, room, [&] {
+  Step decode(std::string_view input, char* out, size_t capacity) override {
+    return decode_stream(stream_, input, out, capacity, [&] {
       const int result = BZ2_bzDecompress(&stream_);
       if (result == BZ_MEM_ERROR) throw std::bad_alloc();
       if (result != BZ_OK && result != BZ_STREAM_END) throw DecodeFault("damaged");

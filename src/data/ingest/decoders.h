@@ -29,7 +29,7 @@ class Decoder {
     size_t produced;
     bool ended;  // the stream has ended; the next one needs restart()
   };
-  virtual Step decode(std::string_view input, char* out, size_t room) = 0;
+  virtual Step decode(std::string_view input, char* out, size_t capacity) = 0;
   virtual void restart() = 0;
   // Returns the memory that the stream's header asks for, in bytes; 0 if it is as usual.
   virtual uint64_t unusual_memory_bytes() const { return 0; }

@@ -13,8 +13,8 @@ class GzipDecoder : public Decoder {
   }
   ~GzipDecoder() override { inflateEnd(&stream_); }
 
-  Step decode(std::string_view input, char* out, size_t room) override {
-    return decode_stream(stream_, input, out, room, [&] {
+  Step decode(std::string_view input, char* out, size_t capacity) override {
+    return decode_stream(stream_, input, out, capacity, [&] {
       const int result = inflate(&stream_, Z_NO_FLUSH);
       if (result != Z_OK && result != Z_STREAM_END && result != Z_BUF_ERROR) {
         throw DecodeFault(stream_.msg != nullptr ? stream_.msg : "damaged");

@@ -16,8 +16,8 @@ class XzDecoder : public Decoder {
   XzDecoder(const XzDecoder&) = delete;
   XzDecoder& operator=(const XzDecoder&) = delete;
 
-  Step decode(std::string_view input, char* out, size_t room) override {
-    return decode_stream(stream_, input, out, room, [&] {
+  Step decode(std::string_view input, char* out, size_t capacity) override {
+    return decode_stream(stream_, input, out, capacity, [&] {
       const lzma_ret result = lzma_code(&stream_, LZMA_RUN);
       if (result == LZMA_MEM_ERROR) {
         throw DecodeMemoryFault("this process cannot get the memory that its header asks for, " +

@@ -58,13 +58,13 @@ class ZstdDecoder : public Decoder {
   ZstdDecoder(const ZstdDecoder&) = delete;
   ZstdDecoder& operator=(const ZstdDecoder&) = delete;
 
-  Step decode(std::string_view input, char* out, size_t room) override {
+  Step decode(std::string_view input, char* out, size_t capacity) override {
     // A header may lie in two inputs.
     const size_t head_before = head_.size();
     head_.append(input.substr(0, most_head_bytes - head_before));
     if (head_.size() > head_before) check_window(head_);
     ZSTD_inBuffer in{input.data(), input.size(), 0};
-    ZSTD_outBuffer output{out, room, 0};
+    ZSTD_outBuffer output{out, capacity, 0};
     const size_t result = ZSTD_decompressStream(stream_, &output, &in);
     if (ZSTD_getErrorCode(result) == ZSTD_error_memory_allocation) {
       throw DecodeMemoryFault(

@@ -95,11 +95,11 @@ void cpu_run(const ScaledProduct& op, const CpuContext& context) {
         for (int64_t k = 0; k < op.a.cols; ++k) sum += static_cast<double>(of_a[a[k]] * of_b[b[k]]);
         sum *= scale;
         if (op.bias.given()) sum += static_cast<double>(to_float(op.bias.as<bf16>()[col]));
-        const int64_t place = row * op.c.stride + col;
+        const int64_t index = row * op.c.stride + col;
         if (op.c.dtype == DType::bf16) {
-          op.c.as<bf16>()[place] = to_bf16(static_cast<float>(sum));
+          op.c.as<bf16>()[index] = to_bf16(static_cast<float>(sum));
         } else {
-          float& c = op.c.as<float>()[place];
+          float& c = op.c.as<float>()[index];
           c = static_cast<float>(op.accumulate ? sum + static_cast<double>(c) : sum);
         }
       }

@@ -26,11 +26,11 @@ class Rule {
     const std::vector<Pass>& list = board_.list(stage);
     const int32_t earlier = stage, later = shape_.chunks() - 1 - stage;
     const bool forwards_left = board_.started(PassKind::forward, later) < shape_.micro_batches;
-    const bool room = in_flight(earlier) + in_flight(later) < 2 * shape_.stages;
+    const bool may_begin_another = in_flight(earlier) + in_flight(later) < 2 * shape_.stages;
     Choice choice;
     if (!forwards_left || (!list.empty() && list.back().kind == PassKind::forward))
       choice = first_ready(PassKind::backward_input, earlier, later);
-    if (!choice && room) choice = first_ready(PassKind::forward, later, earlier);
+    if (!choice && may_begin_another) choice = first_ready(PassKind::forward, later, earlier);
     if (!choice) choice = weights(stage);
     if (!choice) choice = first_ready(PassKind::backward_input, earlier, later);
     return choice;

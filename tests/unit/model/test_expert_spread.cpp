@@ -84,18 +84,18 @@ TEST_CASE("rows of all senders lie by expert, and every row comes once") {
       const std::vector<Copy> copies = received(*group, to);
       RowArrangement arrangement(spread);
       arrangement.arrange(group->starts, to);
-      std::vector<int32_t> order, places;
+      std::vector<int32_t> order, received_order;
       const auto add_to = [](std::vector<int32_t>& numbers) {
         return [&numbers](int32_t first, int32_t count) {
           for (int32_t i = 0; i < count; ++i) numbers.push_back(first + i);
         };
       };
       arrangement.each_number(add_to(order));
-      arrangement.each_row(add_to(places));
+      arrangement.each_row(add_to(received_order));
       REQUIRE(order.size() == copies.size());
       REQUIRE(arrangement.offsets().back() == static_cast<int32_t>(copies.size()));
       for (size_t row = 0; row < order.size(); ++row) {
-        CHECK(places[static_cast<size_t>(order[row])] == static_cast<int32_t>(row));
+        CHECK(received_order[static_cast<size_t>(order[row])] == static_cast<int32_t>(row));
         const auto [from, place] = copies[static_cast<size_t>(order[row])];
         const int32_t* const starts = group->starts.data() + from * (spread.experts + 1);
         const auto expert = std::upper_bound(starts, starts + spread.experts + 1, place) - starts - 1;

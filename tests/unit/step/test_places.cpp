@@ -42,7 +42,7 @@ Outcome train(const RunConfig& config, void (*change)(StepChoices&)) {
   StepDesign design = *plan.design;
   design.config.memory.disk_path = folder.path().string();
   const UpdateResources resources(design, *backend, 0);
-  UpdatePlace place = resources.place();
+  UpdateDevice place = resources.device();
   if (choices.updates_on_host) place.backend = update_backend.get();
   TrainingStep step(plan.design, *backend, rank.groups, place);
   CHECK(step.taken() == plan.memory().arenas);

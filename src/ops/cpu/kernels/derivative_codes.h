@@ -39,9 +39,9 @@ struct CodeLevels {
 // RETURNS a word with every bits-th bit set, from the lowest, 16 in all.
 template <int bits>
 constexpr uint64_t lowest_bits() {
-  uint64_t places = 0;
-  for (int i = 0; i < 16; ++i) places |= uint64_t{1} << (i * bits);
-  return places;
+  uint64_t result = 0;
+  for (int i = 0; i < 16; ++i) result |= uint64_t{1} << (i * bits);
+  return result;
 }
 
 template <ActivationKind kind, int bits>
