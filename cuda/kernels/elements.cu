@@ -52,10 +52,10 @@ __global__ void weighted_sum(Rows<const From> a, Rows<const From> b, SumFactors 
 }
 
 template <int n>
-__global__ void keep_residual(const StepState* state, Rows<const float> errors, Rows<float> kept, int64_t cols) {
+__global__ void keep_residual(const StepState* state, Rows<const float> errors, Rows<float> residual, int64_t cols) {
   if (state->skip != 0) return;
-  for_each_pack<n>(1, cols,
-                   [&](int64_t row, int64_t column) { store(kept.at(row, column), load<n>(errors.at(row, column))); });
+  for_each_pack<n>(
+      1, cols, [&](int64_t row, int64_t column) { store(residual.at(row, column), load<n>(errors.at(row, column))); });
 }
 
 template <typename From, int N>
@@ -414,10 +414,10 @@ void cuda_run(const Add& op, Stream stream, std::byte*) {
 }
 
 void cuda_run(const KeepResidual& op, Stream stream, std::byte*) {
-  with_width({op.errors, op.kept}, [&](auto width) {
+  with_width({op.errors, op.residual}, [&](auto width) {
     constexpr int n = decltype(width)::value;
-    launch(stream, shape_of_elements(1, op.kept.cols, n), keep_residual<n>, op.state, Rows<const float>(op.errors),
-           Rows<float>(op.kept), op.kept.cols);
+    launch(stream, shape_of_elements(1, op.residual.cols, n), keep_residual<n>, op.state, Rows<const float>(op.errors),
+           Rows<float>(op.residual), op.residual.cols);
   });
 }
 

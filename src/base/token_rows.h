@@ -28,16 +28,16 @@ struct TokenRows {
   }
   // Returns a rank's rows of sequences of `length` tokens. REQUIRES: place.size divides length, or twice place.size if
   // ranks have pairs.
-  [[gnu::always_inline]] static constexpr TokenRows part(int64_t length, ContextRank place) {
-    const int64_t own = length / place.size;
-    if (place.has_pair && place.size > 1) {
+  [[gnu::always_inline]] static constexpr TokenRows part(int64_t length, ContextRank axis) {
+    const int64_t own = length / axis.size;
+    if (axis.has_pair && axis.size > 1) {
       const int64_t run = own / 2;
       return {.length = own,
               .first_length = run,
-              .first = place.rank * run,
-              .second = (2 * place.size - 1 - place.rank) * run};
+              .first = axis.rank * run,
+              .second = (2 * axis.size - 1 - axis.rank) * run};
     }
-    return {.length = own, .first_length = own, .first = place.rank * own};
+    return {.length = own, .first_length = own, .first = axis.rank * own};
   }
 
   [[gnu::always_inline]] constexpr int64_t sequence(int64_t row) const { return row / length; }

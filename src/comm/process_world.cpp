@@ -202,7 +202,7 @@ std::unique_ptr<World> world_of_one() { return std::move(make_local_world(1).fro
 
 std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& options) {
   if (launch.size == 1) return world_of_one();
-  settle_on_node(launch);
+  set_up_on_node(launch);
   require_files(launch);
   const ListenOptions listen_options{find_secret(), options.interface};
   Socket master = launch.rank == 0 ? listen_as_master(launch, listen_options) : Socket();
@@ -222,7 +222,7 @@ std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& 
 std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& options) {
   if (launch.size == 1) return world_of_one();
   if (!launch.mpi) throw Error(ExitCode::device, "{} was not started by MPI", describe(launch));
-  const bool yielding = !settle_on_node(launch);
+  const bool yielding = !set_up_on_node(launch);
   std::optional<Limit> limit(std::in_place, launch, options.timeout, "start MPI", options.refusal);
   std::unique_ptr<MpiLinks> links = start_mpi(launch, yielding);
   // MPI tells where rank 0 listens: no fixed address or port is needed.

@@ -18,6 +18,6 @@ bool leaves_node(const ParallelConfig& parallel, int64_t ranks_per_node);
 
 // Takes a ring in place of heads if the key is "auto", some ranks that share sequences are on different nodes, and the
 // config allows a ring. A parsed config has the choice for one node.
-void settle_context_method(StepConfig& config, bool leaves_node);
+void choose_context_method(StepConfig& config, bool leaves_node);
 
 }  // namespace gptrain::config

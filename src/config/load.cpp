@@ -254,7 +254,7 @@ RunConfig parse_config(std::string_view text, std::span<const std::string> overr
     if (!given.contains(field.path) || faults.concern(field.path)) continue;
     field.set(config, document[field.section()][field.key()]);
   }
-  settle(config, given, world_size, faults);
+  resolve(config, given, world_size, faults);
   if (!faults.empty()) throw Error(ExitCode::usage, "{}{}", shorter_run_hint(overrides, config, faults), faults.text());
   return config;
 }
@@ -276,7 +276,7 @@ std::optional<RunConfig> with_derived_values(RunConfig config, int64_t world_siz
   for (const Field& field : fields())
     if (is_shown(field, config)) given.insert(field.path);
   Faults faults;
-  settle(config, given, world_size, faults);
+  resolve(config, given, world_size, faults);
   return faults.empty() ? std::optional(std::move(config)) : std::nullopt;
 }
 

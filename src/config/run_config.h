@@ -201,8 +201,9 @@ struct ParallelConfig {
   int64_t zero = 0;
   bool sequence = false;  // sequence parallelism over the tensor axis
   bool elastic = false;   // use as many data ranks as there are and divide the batch; the other ranks idle
-  ContextMethod context_method = ContextMethod::automatic;  // settled to heads or ring if context > 1
-  bool chooses_context_method = false;                      // the key was "auto"
+  ContextMethod context_method =
+      ContextMethod::automatic;         // loading replaces automatic by heads or ring if context > 1
+  bool chooses_context_method = false;  // the key was "auto"
 };
 
 struct PrecisionConfig {

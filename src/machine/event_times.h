@@ -78,7 +78,7 @@ class EventTimes {
   double disk_seconds(double bytes, bool writes) const;
 
   std::optional<Machine> machine_;
-  std::array<GroupSpan, num_group_kinds> places_{};
+  std::array<GroupSpan, num_group_kinds> spans_{};
   int64_t tensor_ranks_ = 1;
   int64_t rows_ = 0;  // tokens of a micro-batch
   int64_t world_size_ = 1;

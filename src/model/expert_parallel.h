@@ -10,8 +10,8 @@ namespace gptrain::inline model {
 
 // The largest number of rows that a rank's experts would have received without room for them.
 struct ExpertOverflow {
-  int64_t rows = 0;  // 0: there was always room
-  int64_t room = 0;  // rows for which there is room
+  int64_t rows = 0;      // 0: there was always room
+  int64_t capacity = 0;  // rows for which there is room
   int64_t layer = 0;
 
   bool any() const { return rows > 0; }
@@ -19,13 +19,13 @@ struct ExpertOverflow {
 
 // A rank's access to the ranks that share its experts. The caller owns group, lane and `overflow`.
 struct ExpertParallel {
-  ExpertRank place = {};
-  double room = 1;                     // rows that a rank has room for, as a multiple of those it sends
+  ExpertRank axis = {};
+  double capacity_factor = 1;          // rows that a rank has room for, as a multiple of those it sends
   Communicator* group = nullptr;       // group of the lane; null: one rank
   Lane* lane = nullptr;                // null: one rank
   ExpertOverflow* overflow = nullptr;  // filled in by a rank of a group with an overflow; null: plans
 
-  bool is_split() const { return place.size > 1; }
+  bool is_split() const { return axis.size > 1; }
 };
 
 }  // namespace gptrain::model

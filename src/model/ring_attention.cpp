@@ -65,8 +65,8 @@ class RingAttention final : public AttentionCore {
   static AttentionPattern within(const AttentionPattern& pattern, int64_t tokens) {
     return pattern.width >= tokens ? AttentionPattern{} : pattern;
   }
-  int64_t num_ranks() const { return context_.context.place.size; }
-  int64_t own_rank() const { return context_.context.place.rank; }
+  int64_t num_ranks() const { return context_.context.axis.size; }
+  int64_t own_rank() const { return context_.context.axis.rank; }
   // RETURNS the rank that is `steps` after this one in the ring.
   int64_t rank_after(int64_t steps) const { return (own_rank() + steps + num_ranks()) % num_ranks(); }
   int64_t run_length() const { return context_.shape.token_rows().first_length; }

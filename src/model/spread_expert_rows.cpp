@@ -15,11 +15,11 @@ namespace {
 // RETURNS the bound of the rows that a rank's experts receive: as many as there is room for, or as many as can come.
 int64_t row_bound(const LayerContext& context) {
   const MoeConfig& moe = context.shape.model.moe;
-  const int64_t ranks = context.experts.place.size, shares = context.tensor.size(), rows = context.shape.rows();
+  const int64_t ranks = context.experts.axis.size, shares = context.tensor.size(), rows = context.shape.rows();
   const int64_t most_for_one = rows * std::min<int64_t>(moe.top_k, moe.experts / ranks);
   const double sent = static_cast<double>(rows * moe.top_k) / static_cast<double>(shares);
   return std::min(ranks * ((most_for_one + shares - 1) / shares),
-                  static_cast<int64_t>(std::ceil(context.experts.room * sent)));
+                  static_cast<int64_t>(std::ceil(context.experts.capacity_factor * sent)));
 }
 
 // Writes numbers to device memory, in pieces of a fixed size.
@@ -55,7 +55,7 @@ class SpreadExpertRows final : public ExpertRows {
   SpreadExpertRows(const LayerContext& context, LayerLayout& layout, int64_t layer, const RoutedFields& routed);
 
   int64_t experts() const override { return spread_.own_experts(); }
-  int64_t first_expert() const override { return place().rank * experts(); }
+  int64_t first_expert() const override { return axis().rank * experts(); }
   int64_t rows() const override { return spread_.bound; }
   int64_t expected_rows() const override { return std::min(rows(), num_assignments() / spread_.shares); }
 
@@ -84,7 +84,7 @@ class SpreadExpertRows final : public ExpertRows {
   }
 
  private:
-  const ExpertRank& place() const { return context_.experts.place; }
+  const ExpertRank& axis() const { return context_.experts.axis; }
   int64_t num_assignments() const { return context_.shape.rows() * context_.shape.model.moe.top_k; }
   // RETURNS numbers as rows of one.
   static Matrix as_rows(const Matrix& numbers) { return {numbers.data, numbers.dtype, numbers.cols, 1}; }
@@ -125,14 +125,14 @@ SpreadExpertRows::SpreadExpertRows(const LayerContext& context, LayerLayout& lay
       layout_(layout),
       layer_(layer),
       routed_(routed),
-      spread_{.ranks = place().size,
+      spread_{.ranks = axis().size,
               .experts = context.shape.model.moe.experts,
               .shares = context.tensor.size(),
-              .first_share = ((context.tensor.rank() - place().rank) % context.tensor.size() + context.tensor.size()) %
+              .first_share = ((context.tensor.rank() - axis().rank) % context.tensor.size() + context.tensor.size()) %
                              context.tensor.size(),
               .bound = row_bound(context)},
       arrangement_(spread_),
-      sent_rows_(static_cast<size_t>(place().size)),
+      sent_rows_(static_cast<size_t>(axis().size)),
       received_rows_(sent_rows_),
       sent_(sent_rows_),
       received_(sent_rows_) {
@@ -162,7 +162,7 @@ SpreadExpertRows::SpreadExpertRows(const LayerContext& context, LayerLayout& lay
 void SpreadExpertRows::note_overflow(int64_t rows) {
   ExpertOverflow* const overflow = context_.experts.overflow;
   if (overflow != nullptr && rows > spread_.bound && rows > overflow->rows)
-    *overflow = {.rows = rows, .room = spread_.bound, .layer = layer_};
+    *overflow = {.rows = rows, .capacity = spread_.bound, .layer = layer_};
 }
 
 void SpreadExpertRows::find_parts(const LayerCall& call) {
@@ -171,8 +171,8 @@ void SpreadExpertRows::find_parts(const LayerCall& call) {
   for (int64_t to = 0; to < spread_.ranks; ++to) {
     int64_t first = 0;
     const int64_t rows = spread_.each_sender(host_starts_, to, [&](int64_t from, ExpertSpread::Range range) {
-      if (from == this->place().rank) sent_rows_[static_cast<size_t>(to)] = {range.first, range.count};
-      if (to == this->place().rank) received_rows_[static_cast<size_t>(from)] = {first, range.count};
+      if (from == this->axis().rank) sent_rows_[static_cast<size_t>(to)] = {range.first, range.count};
+      if (to == this->axis().rank) received_rows_[static_cast<size_t>(from)] = {first, range.count};
       first += range.count;
     });
     note_overflow(rows);
@@ -180,7 +180,7 @@ void SpreadExpertRows::find_parts(const LayerCall& call) {
 }
 
 void SpreadExpertRows::upload_arrangement(const LayerCall& call) {
-  arrangement_.arrange(host_starts_, place().rank);
+  arrangement_.arrange(host_starts_, axis().rank);
   const std::vector<int32_t>& first_rows = arrangement_.offsets();
   context_.backend.upload(offsets(call).data, first_rows.data(),
                           static_cast<int64_t>(first_rows.size() * sizeof(int32_t)));
@@ -202,8 +202,8 @@ void SpreadExpertRows::clear_rows_of_others(const Matrix& in_row_order) const {
       context_.backend.upload(data + at, zeros.data(), std::min<int64_t>(std::ssize(zeros), end * row - at));
   };
   for (int64_t to = 0; to < spread_.ranks; ++to) {
-    const ExpertSpread::Range all = spread_.rows_for(host_starts_, place().rank, to);
-    const ExpertSpread::Range own = spread_.sent(host_starts_, place().rank, to);
+    const ExpertSpread::Range all = spread_.rows_for(host_starts_, axis().rank, to);
+    const ExpertSpread::Range own = spread_.sent(host_starts_, axis().rank, to);
     clear(all.first, own.first);
     clear(own.first + own.count, all.first + all.count);
   }

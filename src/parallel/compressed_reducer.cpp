@@ -68,7 +68,7 @@ class CompressedReducer final : public GradientReducer {
     const UnitMessages& of = messages(unit);
     context_.backend.run(KeepResidual{.state = compression_.state,
                                       .errors = floats(compression_.errors, of.first_residual, of.num_residuals),
-                                      .kept = floats(compression_.residuals, of.first_residual, of.num_residuals)});
+                                      .residual = floats(compression_.residuals, of.first_residual, of.num_residuals)});
   }
 
  private:

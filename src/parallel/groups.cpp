@@ -247,7 +247,7 @@ RankGroups::RankGroups(const StepConfig& config, World& world)
     : mesh_(make_mesh(config, world.size(), ExitCode::device)),
       rank_(world.rank()),
       at_(mesh_.coordinates(rank_)),
-      context_ranks_have_pairs_(context_place(config.parallel, 0).has_pair) {
+      context_ranks_have_pairs_(context_rank_at(config.parallel, 0).has_pair) {
   activity_ = &world.activity();
   if (num_stages() > 1) activity_->set_stage(stage());
   const std::vector<LaneGroup> of_lanes = lane_groups(config);
@@ -284,7 +284,7 @@ RankGroups::RankGroups(const StepConfig& config, int64_t world_size, int64_t ran
     : mesh_(make_mesh(config, world_size)),
       rank_(rank),
       at_(mesh_.coordinates(rank_)),
-      context_ranks_have_pairs_(context_place(config.parallel, 0).has_pair) {
+      context_ranks_have_pairs_(context_rank_at(config.parallel, 0).has_pair) {
   const std::vector<LaneGroup> of_lanes = lane_groups(config);
   note_sizes(config, of_lanes);
   for (const LaneGroup& group : of_lanes) {

@@ -79,8 +79,8 @@ class Checker {
         return {BufferKind::stream, m, a.unit - 1};
       case Operand::output:
         return {BufferKind::stream, m, a.unit};
-      case Operand::kept:
-        return {BufferKind::kept, m, a.unit};
+      case Operand::saved_for_recompute:
+        return {BufferKind::saved_for_recompute, m, a.unit};
       case Operand::saved_for_input:
         return {BufferKind::saved_for_input, m, a.unit};
       case Operand::saved_for_weight:

@@ -79,15 +79,15 @@ StageMessage message_of(const Stages& stages, ActionKind kind, int32_t micro_bat
 // Kinds of buffers. Memory that lasts for the whole run (the rank's own weights, gradients and optimizer state) is in
 // none of them. A buffer belongs to a unit, and unless it is weights or prepared_weights to a micro-batch as well.
 enum class BufferKind : uint8_t {
-  batch,             // tokens, targets, sample numbers and starts of documents; belongs to no unit
-  stream,            // the residual stream that leaves the unit
-  kept,              // values that the unit's forward keeps for its recompute and its backward_input
-  saved_for_input,   // values that the unit saves for backward_input
-  saved_for_weight,  // values that the unit saves for backward_weight
-  gradients,         // gradients that backward_input leaves for backward_weight
-  stream_gradient,   // the gradient of the stream that leaves the unit
-  weights,           // whole weights, gathered from pieces (ZeRO 3)
-  prepared_weights,  // FP8 copies of weights, read by products instead of the weights
+  batch,                // tokens, targets, sample numbers and starts of documents; belongs to no unit
+  stream,               // the residual stream that leaves the unit
+  saved_for_recompute,  // values that the unit's forward keeps for its recompute and its backward_input
+  saved_for_input,      // values that the unit saves for backward_input
+  saved_for_weight,     // values that the unit saves for backward_weight
+  gradients,            // gradients that backward_input leaves for backward_weight
+  stream_gradient,      // the gradient of the stream that leaves the unit
+  weights,              // whole weights, gathered from pieces (ZeRO 3)
+  prepared_weights,     // FP8 copies of weights, read by products instead of the weights
   whole_gradients,   // f32 gradients of the whole unit; the rank adds them, or with ZeRO 2 and 3 its piece, to its own
   narrow_gradients,  // gradients in the narrower dtype in which they are summed, or messages with their codes
   offloaded,         // the unit's record, on the host
@@ -146,7 +146,8 @@ struct UnitTraits {
 // has the inputs and results of its forward pass that its recompute or backward pass reads and its recompute does not
 // write.
 OperandSet record_of(const UnitTraits& unit);
-inline constexpr std::array<Operand, 4> record_operands = {Operand::input, Operand::kept, Operand::saved_for_input,
+inline constexpr std::array<Operand, 4> record_operands = {Operand::input, Operand::saved_for_recompute,
+                                                           Operand::saved_for_input,
                                                            Operand::saved_for_weight};  // all that a record may have
 
 // Input of training_schedule and its siblings.

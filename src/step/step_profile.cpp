@@ -145,7 +145,7 @@ size_t trace_row(const Event& event, const LoggedAction* action) {
     case Event::Kind::wait:
       return 3;
     case Event::Kind::collective:
-      return first_lane_row + static_cast<size_t>(event.place.lane);
+      return first_lane_row + static_cast<size_t>(event.channel.lane);
   }
   return 0;
 }
@@ -184,7 +184,7 @@ class TraceWriter {
                    {"bytes_moved", event.bytes_moved}};
     if (event.kind == Event::Kind::collective) {
       arguments["sent_bytes"] = event.sent_bytes;
-      arguments["group"] = group_names[static_cast<size_t>(event.place.group)];
+      arguments["group"] = group_names[static_cast<size_t>(event.channel.group)];
     }
     write_event(event.name, trace_row(event, action), time, std::move(arguments));
   }

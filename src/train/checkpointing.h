@@ -75,7 +75,7 @@ class Checkpointing {
   bool has_failed() const { return work_ && work_->has_failed(); }
   // Waits for the save in progress when the run ends with another error, and prints a warning if the save has failed.
   // Not collective, but every other rank must call it too, or have exited.
-  void settle();
+  void end_last_save();
   // Removes the checkpoints that checkpoint.keep_last and keep_every do not keep. Not collective; call on rank 0.
   void retain() const;
 

@@ -14,8 +14,8 @@ namespace {
 
 std::string in_words(const Event& event) {
   return fmt::format("{} {} {} [{}] lane {} group {} of {}, {} {} {} {}", static_cast<int>(event.kind),
-                     event.beside_ops ? "beside" : "among", event.name, event.shape, event.place.lane,
-                     event.place.group, event.ranks, static_cast<double>(event.model_flops),
+                     event.beside_ops ? "beside" : "among", event.name, event.shape, event.channel.lane,
+                     event.channel.group, event.ranks, static_cast<double>(event.model_flops),
                      static_cast<double>(event.executed_flops), event.bytes_moved, event.sent_bytes);
 }
 

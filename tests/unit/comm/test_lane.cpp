@@ -386,8 +386,8 @@ TEST_CASE("a planned lane writes down every call, what it sends, and every wait"
     CHECK(event.name == name);
     CHECK(event.shape == shape);
     CHECK(event.sent_bytes == sent);
-    CHECK(event.place.lane == 2);
-    CHECK(event.place.group == 1);
+    CHECK(event.channel.lane == 2);
+    CHECK(event.channel.group == 1);
     CHECK(event.ranks == 4);
   };
   // 400 bytes: 2 n (P - 1) / P.

@@ -304,9 +304,10 @@ TEST_CASE("settings that a host holds one by one are not offered together where 
   target.device_links = false;
   const RunConfig config = preset_config("gpt2-1.5b", {"memory.recompute=block", "batch.micro=1"}, 8);
   target.memory_bytes = plan_rank({config, target, 8}).memory().arenas.total() - (int64_t{1} << 28);
-  const std::string offload = "memory.offload_activations = \"all\"", apart = "parallel.zero = 2 and parallel.zero = 1";
+  const std::string offload = "memory.offload_activations = \"all\"",
+                    stages = "parallel.zero = 2 and parallel.zero = 1";
   const std::string text = shortage_of(config, target, 8);
-  CHECK(has(text, "\n  with all but " + apart + ": "));
+  CHECK(has(text, "\n  with all but " + stages + ": "));
 
   RunConfig offloaded = config;
   offloaded.memory.offload = offload::all;
@@ -318,7 +319,7 @@ TEST_CASE("settings that a host holds one by one are not offered together where 
   sharded.parallel.zero = 3;
   const int64_t more = host_of(sharded, target, 8).total() - host_of(config, target, 8).total();
   REQUIRE(more > 0);
-  const std::string line = line_with(tight, "with all but " + apart + " and " + offload + ": ");
+  const std::string line = line_with(tight, "with all but " + stages + " and " + offload + ": ");
   CHECK(line.ends_with(
       fmt::format(", which fits; and {} of the host's memory for the 8 ranks of a node", bytes_text(more))));
 }

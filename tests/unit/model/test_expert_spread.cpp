@@ -96,14 +96,14 @@ TEST_CASE("rows of all senders lie by expert, and every row comes once") {
       REQUIRE(arrangement.offsets().back() == static_cast<int32_t>(copies.size()));
       for (size_t row = 0; row < order.size(); ++row) {
         CHECK(received_order[static_cast<size_t>(order[row])] == static_cast<int32_t>(row));
-        const auto [from, place] = copies[static_cast<size_t>(order[row])];
+        const auto [from, row_of_sender] = copies[static_cast<size_t>(order[row])];
         const int32_t* const starts = group->starts.data() + from * (spread.experts + 1);
-        const auto expert = std::upper_bound(starts, starts + spread.experts + 1, place) - starts - 1;
+        const auto expert = std::upper_bound(starts, starts + spread.experts + 1, row_of_sender) - starts - 1;
         const auto own = static_cast<size_t>(expert - to * spread.own_experts());
         CHECK(static_cast<int32_t>(row) >= arrangement.offsets().at(own));
         CHECK(static_cast<int32_t>(row) < arrangement.offsets().at(own + 1));
         // Ranks with the same rows have the same places.
-        all.insert({from / spread.shares, place});
+        all.insert({from / spread.shares, row_of_sender});
       }
       rows += copies.size();
     }
