@@ -14,10 +14,10 @@ namespace {
 // Rounds |x|: the bf16 number below it, plus one unit if adding 16 random bits carries.
 double stochastically_rounded(double x, uint32_t word) {
   if (x == 0) return 0;
-  const double place = std::ldexp(1.0, std::ilogb(x) - 7);
-  const double below = std::floor(std::abs(x) / place);
-  const double cut = std::floor((std::abs(x) / place - below) * 65536);
-  return std::copysign((below + (cut + (word >> 16) >= 65536 ? 1 : 0)) * place, x);
+  const double unit = std::ldexp(1.0, std::ilogb(x) - 7);
+  const double below = std::floor(std::abs(x) / unit);
+  const double cut = std::floor((std::abs(x) / unit - below) * 65536);
+  return std::copysign((below + (cut + (word >> 16) >= 65536 ? 1 : 0)) * unit, x);
 }
 
 uint32_t word_of(const KeptSegment& segment, int64_t i, int64_t updates, uint32_t draw) {
@@ -76,10 +76,10 @@ void check_sums(Trial& trial, int64_t size, int64_t cols, int64_t stride, int64_
 void check_unbiased(Trial& trial) {
   constexpr int64_t elements = 100'000;
   constexpr uint32_t micro_batches = 64;
-  constexpr double place = 0x1p-7, share = 0.125;
+  constexpr double unit = 0x1p-7, share = 0.125;
   const std::vector<KeptSegment> segments{{.offset = 0, .count = elements, .key = {7, 8}, .map = {}}};
   KeepGradients op = make_op(trial, segments, 12);
-  op.gradients = trial.input(DType::f32, 1, elements, std::vector<double>(elements, share * place)).matrix();
+  op.gradients = trial.input(DType::f32, 1, elements, std::vector<double>(elements, share * unit)).matrix();
   Operand& sums = trial.in_out(DType::bf16, 1, elements);
   sums.set_values(std::vector<double>(elements, 1));
   op.sums = sums.matrix();
@@ -87,7 +87,7 @@ void check_unbiased(Trial& trial) {
   for (op.draw = 0; op.draw < micro_batches; ++op.draw) trial.run(op);
   double sum = 0, squares = 0;
   for (const double value : sums.values()) {
-    const double ups = (value - 1) / place;
+    const double ups = (value - 1) / unit;
     sum += ups;
     squares += ups * ups;
   }

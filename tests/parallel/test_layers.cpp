@@ -397,13 +397,13 @@ TEST_CASE("every W may wait until all B are over, with the same bits, and nothin
       std::vector<bool> recomputed(static_cast<size_t>(num_layers));
       recomputed[2] = true;
       const auto joint = player.play(joint_program(2, num_layers));
-      const auto apart = player.play(late_weights_program(2, num_layers, recomputed));
+      const auto late_weights = player.play(late_weights_program(2, num_layers, recomputed));
       fault = joint.size() == static_cast<size_t>(2 * num_layers) ? "" : "a unit has no gradients";
-      for (const auto& [place, bytes] : joint) {
+      for (const auto& [unit_and_row, bytes] : joint) {
         const bool changed =
             std::any_of(bytes.begin(), bytes.end(), [](std::byte b) { return b != std::byte{poison}; });
         if (!changed) fault = "a unit has no gradients";
-        if (bytes != apart.at(place)) fault = "unit " + std::to_string(place.first) + " differs";
+        if (bytes != late_weights.at(unit_and_row)) fault = "unit " + std::to_string(unit_and_row.first) + " differs";
       }
       // Reading a poisoned buffer makes gradients NaN.
       const ModelSpec spec = make_spec(config.model);
@@ -412,7 +412,7 @@ TEST_CASE("every W may wait until all B are over, with the same bits, and nothin
       for (size_t i = 0; i < spec.tensors.size(); ++i) {
         const TensorSpec& tensor = spec.tensors[i];
         const int64_t first = layout.segments[i].offset - layout.units[static_cast<size_t>(tensor.unit)].offset;
-        const auto* const values = reinterpret_cast<const float*>(apart.at({tensor.unit, 1}).data()) + first;
+        const auto* const values = reinterpret_cast<const float*>(late_weights.at({tensor.unit, 1}).data()) + first;
         if (!std::all_of(values, values + shards[i].count(), [](float g) { return std::isfinite(g); }))
           fault = tensor.name + " is not finite";
       }

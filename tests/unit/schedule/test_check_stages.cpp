@@ -186,14 +186,14 @@ TEST_CASE("a send or a receive that is left out, and one in another place, is fo
         const std::optional<Transfer> transfer = transfer_of(action.kind);
         return transfer && transfer->begins;
       });
-      for (const size_t place : transfers) {
-        INFO(schedule.name << " stage " << stage << " action " << place);
+      for (const size_t index : transfers) {
+        INFO(schedule.name << " stage " << stage << " action " << index);
         std::vector<Schedule> bad = good;
-        erase(bad[stage], place);
+        erase(bad[stage], index);
         CHECK(check_stages(bad) != "");
         // Moves it before the norm, where the data are not sent in time.
         bad = good;
-        move(bad[stage], place, indices_of(good[stage], ActionKind::norm).front() - 1);
+        move(bad[stage], index, indices_of(good[stage], ActionKind::norm).front() - 1);
         CHECK(fault_of(bad) != "");
       }
     }
