@@ -243,7 +243,7 @@ class Block {
 
   Thread& running() { return *threads_[running_]; }
   unsigned running_lane() const { return static_cast<unsigned>(running_ % warp_size); }
-  // Suspends the running thread until the others have reached the same place.
+  // Suspends the running thread until the others have reached the same statement.
   void suspend(State state, uint32_t mask, uint64_t value, const Site& site);
 
  private:

@@ -48,7 +48,7 @@ __device__ uint8_t code_in(const EncodeTable<has_sign>& table, float value, floa
 // The neighbours of a pack that belong to a segment.
 struct PackPart {
   int64_t at;      // element of the pack's first
-  int first, end;  // places of the segment's elements in the pack
+  int first, end;  // indices of the segment's elements in the pack
   bool whole;      // the pack is the segment's, and can be accessed at once
 
   __device__ PackPart(int64_t at_, const UpdateSegment& segment, bool packs)

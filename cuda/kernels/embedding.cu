@@ -1,6 +1,6 @@
 // Embedding tables: look-up of rows, and gradients. Backward sorts the rows of the batch by token, so that rows of one
 // token are adjacent and in order. Warps add them in that order, without atomics. A frequent token's rows are cut into
-// pieces at fixed places of the sorted list, which are added up last: one warp alone would take as long for that token
+// pieces at fixed indices of the sorted list, which are added up last: one warp alone would take as long for that token
 // as all warps for the other tokens.
 #include <limits>
 #include <utility>

@@ -144,7 +144,7 @@ void JsonScanner::escape() {
     fail(begin, "the escape is an unpaired surrogate, half of a character");
 }
 
-// Reads u and four digits. `begin`: the place of the backslash.
+// Reads u and four digits. `begin`: the offset of the backslash.
 uint32_t JsonScanner::escaped_unit(size_t begin) {
   ++at_;
   uint32_t unit = 0;

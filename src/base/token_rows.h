@@ -5,7 +5,7 @@
 
 namespace gptrain::inline base {
 
-// A rank's place among the ranks that share sequences. Each has an equal part of a sequence's tokens: one run, in rank
+// A rank's number among the ranks that share sequences. Each has an equal part of a sequence's tokens: one run, in rank
 // order, or of 2 * size equal runs a pair, those numbered rank and 2 * size - 1 - rank.
 struct ContextRank {
   int64_t size = 1;
@@ -26,7 +26,7 @@ struct TokenRows {
   [[gnu::always_inline]] static constexpr TokenRows whole(int64_t length) {
     return {.length = length, .first_length = length};
   }
-  // Returns a rank's rows of sequences of `length` tokens. REQUIRES: place.size divides length, or twice place.size if
+  // Returns a rank's rows of sequences of `length` tokens. REQUIRES: axis.size divides length, or twice axis.size if
   // ranks have pairs.
   [[gnu::always_inline]] static constexpr TokenRows part(int64_t length, ContextRank axis) {
     const int64_t own = length / axis.size;

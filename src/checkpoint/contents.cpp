@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-// Returns a slice's place, the text under its key in the file's metadata.
+// Returns the text under a slice's key in the file's metadata: its tensor, and its offset there.
 std::string format_origin(const Slice& slice) {
   return json_text(json{{"tensor", slice.name}, {"global_shape", slice.global_shape}, {"offset", slice.offset}});
 }
@@ -40,7 +40,7 @@ std::optional<std::vector<int64_t>> sizes_of(const json& list) {
   return sizes;
 }
 
-// Returns none if the text is not a place.
+// Returns none if the text was not made by format_origin.
 std::optional<SliceOrigin> parse_origin(const std::string& text) {
   try {
     const json origin = parse_json(text);

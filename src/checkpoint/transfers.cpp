@@ -72,7 +72,7 @@ int64_t count_not_finite(const std::byte* data, int64_t count, DType dtype) {
   return 0;
 }
 
-// Sorts by place on the disk.
+// Sorts by file and by offset in the file.
 void sort_by_offset(std::vector<SliceTransfer>& transfers) {
   const auto file_and_offset = [](const SliceTransfer& t) { return std::pair(t.stored->file, t.stored->entry.offset); };
   std::sort(transfers.begin(), transfers.end(),

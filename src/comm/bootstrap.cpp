@@ -106,7 +106,7 @@ void read_master(const Variables& variables, Launch& launch) {
   launch.job = variables.text("TORCHELASTIC_RUN_ID");
 }
 
-// Variables by which launchers of other MPIs tell a process's place.
+// Variables by which launchers of other MPIs give a process its rank.
 struct OtherLauncher {
   const char* name;
   const char* rank;

@@ -99,7 +99,7 @@ std::vector<int64_t> limits_after(const std::vector<MixturePhase>& past, const s
   return limits;
 }
 
-// The phases of `mixture` up to a place of the order.
+// The phases of `mixture` up to a position in the order.
 std::vector<MixturePhase> phases_until(const std::vector<MixturePhase>& mixture, int64_t position) {
   std::vector<MixturePhase> phases;
   int64_t first = 0;
@@ -210,7 +210,7 @@ struct Dataset::Impl {
     return sample_at(order.number_of(source, (first_seen / samples[source] + 1) * samples[source]));
   }
 
-  // Returns the number of the sample at a place, or of the next one that is not left out.
+  // Returns the number of the sample at a position, or of the next one that is not left out.
   std::optional<int64_t> sample_at(std::optional<int64_t> position) const {
     return position ? std::optional(*position - left_out.before(*position)) : std::nullopt;
   }

@@ -20,7 +20,7 @@ namespace {
 Parameter stacked(const UnitTensors& tensors, const std::string& linear, int64_t first, int64_t experts) {
   const auto of = [&](int64_t expert) { return tensors.find("experts." + std::to_string(first + expert) + linear); };
   Parameter all = of(0);
-  // Tensors of a unit that the rank does not hold have no places.
+  // Tensors of a unit that the rank does not hold have no offsets.
   const bool is_held = of(experts - 1).offset != all.offset;
   for (int64_t expert = 1; is_held && expert < experts; ++expert) {
     if (of(expert).offset != all.offset + expert * all.rows * all.cols)
@@ -143,7 +143,7 @@ class RoutedBranch final : public Branch {
   Matrix out_weight(const LayerCall& call) const {
     return out_.in(expert_parameters(call).weights, context_.compute());
   }
-  // RETURNS the layer's place in the statistic of routing; not given if this rank does not collect it.
+  // RETURNS the layer's elements of the statistic of routing; not given if this rank does not collect it.
   Matrix statistics(const LayerCall& call) const;
   // RETURNS all rows of this rank's rows of the norm's output, in `frame` if they have to be gathered.
   Matrix all_rows(const Matrix& rows, WorkspaceFrame& frame);

@@ -1,5 +1,5 @@
 // Rows of experts that are spread over ranks. Each rank tells all others of its group how many rows it has for each
-// expert. Then all-to-alls move the rows in the order of the senders' places, and a rank arranges by expert those that
+// expert. Then all-to-alls move the rows in the order of the senders' slots, and a rank arranges by expert those that
 // it has received.
 #include <algorithm>
 #include <array>
@@ -96,9 +96,9 @@ class SpreadExpertRows final : public ExpertRows {
   void exchange(const Matrix& from, const Matrix& to, Way way);
   // Writes the maps between received rows and rows of experts.
   void upload_arrangement(const LayerCall& call);
-  // Writes zeros for places whose rows another rank has sent.
+  // Writes zeros into slots whose rows another rank has sent.
   void clear_rows_of_others(const Matrix& in_row_order) const;
-  // Moves rows in the order of places to the experts, and arranges them.
+  // Moves rows, in the order of slots, to the experts' ranks, and sorts them by expert there.
   void bring(const LayerCall& call, const Matrix& in_row_order, const Matrix& to);
   void send(const LayerCall& call, const Matrix& x, const Matrix& to, WorkspaceFrame& frame);
   void gather(const LayerCall& call, const Matrix& x, LayerLayout::Field rows, const Matrix& y) const {

@@ -155,7 +155,7 @@ class CompressedReducer final : public GradientReducer {
     if (keeps) has_errors_[static_cast<size_t>(unit)] = true;
   }
 
-  // Returns the place of a run in the piece after this rank's, whose gradients the unit's buffer holds in vain once
+  // Returns the offset of a run in the piece after this rank's, whose gradients the unit's buffer holds in vain once
   // they are coded.
   Matrix spare(int64_t unit, const UnitGradients& of, const MessageRun& run) const {
     const ParameterStore& parameters = context_.parameters;

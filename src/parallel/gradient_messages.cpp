@@ -8,7 +8,7 @@
 namespace gptrain::inline parallel {
 namespace {
 
-// A tensor's elements within its unit, and the place of their errors.
+// A tensor's elements within its unit, and the offset of their errors.
 struct CodedTensor {
   int64_t tensor;  // index in the spec
   int64_t first, count, residual;

@@ -37,8 +37,8 @@ std::string nearest_world_sizes(const BatchConfig& batch, int64_t model_ranks, i
 
 namespace {
 
-// Returns the rank with the same place on the next stage (step 1) or the stage before (-1). Returns the rank itself at
-// an end of the pipeline, unless stages have several chunks: they form a ring.
+// Returns the rank with the same other coordinates on the next stage (step 1) or the stage before (-1). Returns the
+// rank itself at an end of the pipeline, unless stages have several chunks: they form a ring.
 int64_t neighbour(const StepConfig& config, const Mesh& mesh, int64_t rank, int64_t step) {
   MeshPoint point = mesh.coordinates(rank);
   const int64_t stages = mesh.size(MeshAxis::pipeline);

@@ -97,7 +97,7 @@ struct ParameterBuffers {
   std::byte* state = nullptr;
 };
 
-// A range of a unit's elements that an update changes, with its places in all buffers but the optimizer's.
+// A range of a unit's elements that an update changes, with its addresses in all buffers but the optimizer's.
 struct UpdateRange {
   int64_t first;         // elements from the unit's start
   int64_t elements;      // number of elements
@@ -231,7 +231,7 @@ class ParameterStore {
   T* saved_address(int64_t unit, T* value) const;
   bool is_narrow(size_t tensor) const;  // whether its bf16 weights are updated directly
   // Blocks of a tensor in update_range of its unit, or in this rank's piece of it: the first block's number in the
-  // rank's part of the tensor, the number of blocks, and the first block's place in the columns' values for the unit.
+  // rank's part of the tensor, the number of blocks, and the first block's index in the columns' values for the unit.
   struct HeldBlocks {
     int64_t first, count, in_columns;
   };

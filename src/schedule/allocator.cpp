@@ -44,7 +44,7 @@ class ByAction {
   }
 
  private:
-  std::vector<uint32_t> starts_;  // by action: its first place in indices_; then the size of indices_
+  std::vector<uint32_t> starts_;  // by action: its first index in indices_; then the size of indices_
   std::vector<uint32_t> indices_;
 };
 
@@ -260,7 +260,7 @@ class Stretches {
  private:
   const std::vector<Lifetime>& lifetimes_;
   std::vector<uint32_t> order_;  // indices of placed lifetimes, by first action
-  std::vector<size_t> starts_;   // by group: its first place in order_; then the size of order_
+  std::vector<size_t> starts_;   // by group: its first index in order_; then the size of order_
 };
 
 }  // namespace

@@ -34,12 +34,12 @@ class Offloading {
     std::array<int32_t, num_operands> away{};  // the record's buffers until the copy to the host ends
     std::array<int32_t, num_operands> back{};  // the record's buffers from the beginning of the copy back
   };
-  // A new action and the place where it is inserted.
+  // A new action and the index of the action before which it is inserted.
   struct Insertion {
     size_t before;  // index in old_ of the action that follows
     ActionKind kind;
     size_t record;
-    bool awaits_older;  // awaits a copy that begins at an earlier place
+    bool awaits_older;  // awaits a copy that begins at an earlier index
   };
 
   void find_records() {
@@ -83,7 +83,7 @@ class Offloading {
       insertions_.push_back({fetched, ActionKind::fetch, i, false});
       insertions_.push_back({record.first_read, ActionKind::await_fetched, i, record.first_read > fetched});
     }
-    // At one place, older copies are awaited first, which frees their memory for the copies that begin there.
+    // Before one action, older copies are awaited first, which frees their memory for the copies that begin there.
     std::stable_sort(insertions_.begin(), insertions_.end(), [](const Insertion& a, const Insertion& b) {
       return std::pair(a.before, !a.awaits_older) < std::pair(b.before, !b.awaits_older);
     });

@@ -92,8 +92,8 @@ class UringQueue final : public IoQueue {
 
   io_uring ring_;
   std::vector<Slot> slots_;
-  std::vector<uint32_t> free_;                    // places without a transfer
-  std::vector<std::pair<uint32_t, int>> failed_;  // places whose transfer the system did not take, and why
+  std::vector<uint32_t> free_;                    // slots without a transfer
+  std::vector<std::pair<uint32_t, int>> failed_;  // slots whose transfer the system did not take, and errno
 };
 
 }  // namespace

@@ -62,7 +62,7 @@ WorkingFiles::~WorkingFiles() {
   close_all();
 }
 
-// Gives each block a place: one file after the other, so that all drives work on a piece.
+// Assigns each block a file and an offset: one file after the other, so that all drives work on a piece.
 void WorkingFiles::lay_out() {
   size_t file = 0;
   for (const StoredPiece& piece : pieces_) {

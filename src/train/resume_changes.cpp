@@ -17,7 +17,7 @@ namespace {
 
 constexpr double most_rise = 2;
 
-// Returns the place in the order after the last sample that the run has used.
+// Returns the position in the order after the last sample that the run has used.
 int64_t position_after(const StepConfig& config, const Manifest& manifest) {
   if (manifest.progress.samples == 0) return 0;
   return LeftOutSamples(join(config.data.skip_samples, manifest.progress.left_out))

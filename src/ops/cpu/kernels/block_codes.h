@@ -74,8 +74,8 @@ inline float largest_magnitude(const float* values) {
 
 template <bool has_sign>
 struct DecadeTables {
-  // For each decade, indexed by the logarithm of a magnitude's place, plus 7, modulo 8: smallest value, and span of all
-  // values above.
+  // For each decade, indexed by the logarithm of a magnitude's number, plus 7, modulo 8: smallest value, and span of
+  // all values above.
   float low[8], span[8];
   // For each decade of a number, from 1 (0: below all): magnitude = scale x + shift, at most `last`.
   float scale[8], shift[8];
@@ -117,8 +117,8 @@ inline Vector vector_of(const T (&table)[8]) {
 
 #ifdef __AVX512F__
 
-// Values of DecadeTables, indexed by the logarithm of a magnitude's place, plus 15, modulo 16. Without a sign, zero has
-// place 1.
+// Values of DecadeTables, indexed by the logarithm of a magnitude's number, plus 15, modulo 16. Without a sign, zero
+// has number 1.
 struct LogTables {
   float low[16], span[16];
 };
@@ -160,13 +160,13 @@ inline void decode_block(const uint8_t* codes, float scale, float* values) {
   }
 }
 
-// Tables for a number's place in its decade: cells (1 + u), where `cells` is the decade's number of cells and u rises
+// Tables for a value's position in its decade: cells (1 + u), where `cells` is the decade's number of cells and u rises
 // from 0 at a tenth of its upper end to 1 at the end. The highest mantissa bits of 1 + u = scale x + 8 / 9 are the
 // place. Magnitude 1 is a decade of its own, and so is zero with a sign.
 template <bool has_sign>
 struct OctaveTables {
   // For each exponent of a number from 2^-23 to 1, modulo 32: the border between decades in that octave, or a number
-  // above the octave if it has none. Its lowest bits hold the number of mantissa bits after the place in the decade
+  // above the octave if it has none. Its lowest bits hold the number of mantissa bits after the position in the decade
   // below; they move the border by less than its rounding.
   uint32_t border[32];
   float scale[16];  // indexed by that number of bits, modulo 16
@@ -189,7 +189,7 @@ constexpr OctaveTables<has_sign> make_octave_tables() {
   double power = 1e-6;
   for (uint32_t decade = 1; decade <= 7; ++decade, power *= 10)
     tables.scale[(most_bits - decade) % 16] = static_cast<float>(1 / (0.9 * power));
-  tables.scale[(most_bits - 8) % 16] = 0.1125F;  // the place of 1 is the first for any lower bits
+  tables.scale[(most_bits - 8) % 16] = 0.1125F;  // 1 has the first position for any lower bits
   tables.least = has_sign ? 0x1p-23F : decades.low[0];
   return tables;
 }
@@ -226,7 +226,7 @@ inline void encode_values(const float* values, uint8_t* codes, float inverse) {
     const __m512i mantissa = _mm512_castps_si512(_mm512_maskz_min_ps(all_lanes, line, below_two));
     const __m512i shifted = _mm512_maskz_ternarylogic_epi32(all_lanes, mantissa, fraction_bits, hidden_bit, and_or);
     const __m512i shift = _mm512_and_si512(behind, count_bits);
-    // Without a sign places begin with 1, the place of zero.
+    // Without a sign, numbers begin with 1, the number of zero.
     if (has_sign) return _mm512_maskz_srlv_epi32(all_lanes, shifted, shift);
     const __m512i value_bits = _mm512_castps_si512(value);
     return _mm512_mask_srlv_epi32(one, _mm512_test_epi32_mask(value_bits, value_bits), shifted, shift);

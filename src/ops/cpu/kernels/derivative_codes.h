@@ -2,7 +2,7 @@
 // once per instruction set; everything has internal linkage.
 //
 // With AVX-512, comparing 16 values gives a mask. Bit b of 16 codes is computed from such masks, and deposited at every
-// bits-th place of a word at once. Without AVX-512, codes are bytes before they are packed.
+// bits-th bit of a word at once. Without AVX-512, codes are bytes before they are packed.
 #pragma once
 
 #include <cstdint>
