@@ -56,7 +56,7 @@ struct TokenRows {
     const int64_t end_of_first = first + first_length, end_of_second = second + length - first_length;
     return length > first_length && end_of_second > end_of_first ? end_of_second : end_of_first;
   }
-  // Whether so many rows are whole sequences.
+  // Whether `rows` rows are whole sequences.
   [[gnu::always_inline]] constexpr bool divides(int64_t rows) const { return length > 0 && rows % length == 0; }
   // Whether the runs are runs of tokens within a sequence that do not overlap.
   constexpr bool is_sound() const {

@@ -1,4 +1,4 @@
-// The expert axis in the model's layers: ranks hold a layer's experts between them, and exchange tokens.
+// The expert axis in the model's layers: each rank holds some of a layer's experts, and ranks exchange tokens.
 #pragma once
 
 #include <cstdint>

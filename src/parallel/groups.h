@@ -28,7 +28,7 @@ enum class GroupKind : uint8_t {
   context,   // share sequences: each has some of their tokens, the queries of which need the others' keys
   kv_heads,  // hold the same key/value heads, inside a tensor group; reports name them "replicas"
   data,      // hold the same parameters and see different samples or tokens: gradients and losses are summed over them
-  expert,    // hold the experts of a layer between them: tokens go to the rank that holds their expert, and back
+  expert,    // hold different experts of the same layers: tokens go to the rank of their expert, and back
   expert_data,  // hold the same experts' parameters
   stage,        // hold parts of the same layers: matrices are gathered from them (optim/muon.cpp)
   loss,         // have the same rank on the tensor axis, on all stages: losses are summed over them

@@ -85,8 +85,9 @@ class Checkpointing {
   // A save, from its start until the rank's thread has handled its end.
   struct Writing {
     StateSave save;
-    bool retains = false;               // removes older checkpoints at its end
-    std::vector<CheckpointInfo> known;  // on rank 0: those that should be there; after the work, those that are
+    bool retains = false;  // removes older checkpoints at its end
+    std::vector<CheckpointInfo>
+        known;  // on rank 0: checkpoints expected on the disk; after the work, those found there
     Clock::time_point began;
     // Results of the work.
     double durable_seconds = 0;      // from `began` until durable
