@@ -34,8 +34,9 @@ class DeviceCommunicator final : public GatheredTransfers {
         scratch_bytes_(scratch.bytes()),
         half_bytes_(half_bytes(scratch_bytes_, size())) {
     if (scratch_bytes_ < 2 * least_half_bytes(size())) {
-      throw Error(ExitCode::device, "too many ranks in a group on devices for {} bytes to reduce in: {}",
-                  scratch_bytes_, size());
+      throw Error(ExitCode::device,
+                  "a group of {} ranks on devices is too large: sums need {} bytes of memory, and {} are planned",
+                  size(), 2 * least_half_bytes(size()), scratch_bytes_);
     }
     transfers_.reserve(static_cast<size_t>(2 * size()));
   }
