@@ -64,16 +64,30 @@ struct Case {
 
 std::vector<Case> cases() {
   return {
-      {"2B on 16 A100", model(2560, 24, 64), a100(), 16, 40},
-      {"2B with windows in some layers",
-       model(2560, 24, 64, R"(, "attention_pattern": ["dense", "band:64", "band:64"])"), a100(), 16, 20},
-      {"2B with a tied head off on 12 PCIe", model(2560, 26, 48, R"(, "tied_head": false)"), h100_pcie(), 12, 50},
-      {"7B on 64 A100",
-       model(4096, 32, 256,
-             R"(, "tied_head": false, "positions": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": false)"),
-       a100(), 64, 50},
-      {"350M on one", model(1024, 24, 32), a100(), 1, 30},
-      {"2B, bf16 gradients", model(2560, 24, 64, "", R"(bf16-pure", "gradients": "bf16)"), a100(), 16, 30}};
+      {.name = "2B on 16 A100", .config = model(2560, 24, 64), .machine = a100(), .gpus = 16, .count = 40},
+      {.name = "2B with windows in some layers",
+       .config = model(2560, 24, 64, R"(, "attention_pattern": ["dense", "band:64", "band:64"])"),
+       .machine = a100(),
+       .gpus = 16,
+       .count = 20},
+      {.name = "2B with a tied head off on 12 PCIe",
+       .config = model(2560, 26, 48, R"(, "tied_head": false)"),
+       .machine = h100_pcie(),
+       .gpus = 12,
+       .count = 50},
+      {.name = "7B on 64 A100",
+       .config = model(
+           4096, 32, 256,
+           R"(, "tied_head": false, "positions": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": false)"),
+       .machine = a100(),
+       .gpus = 64,
+       .count = 50},
+      {.name = "350M on one", .config = model(1024, 24, 32), .machine = a100(), .gpus = 1, .count = 30},
+      {.name = "2B, bf16 gradients",
+       .config = model(2560, 24, 64, "", R"(bf16-pure", "gradients": "bf16)"),
+       .machine = a100(),
+       .gpus = 16,
+       .count = 30}};
 }
 
 TEST_CASE("bounds of memory and time stay below whole plans, and estimates within their errors") {
