@@ -40,7 +40,7 @@ struct Sharding {
   bool gradients_away = false;              // sums of gradients lie beside optimizer state (StateLayout)
   std::array<ReplicaRank, num_replica_groups> replica_ranks = {};  // by ReplicaGroup
   DType compute = DType::f32;                                      // dtype of weights
-  DType reduce = DType::f32;                                       // dtype in which gradients are summed over copies
+  DType reduce = DType::f32;                                       // dtype in which gradients are summed over replicas
   bool pure = false;                                               // compute is bf16, and only norms have masters
   DType gradients = DType::f32;  // dtype of the gradients that the rank keeps: f32, or with `pure` bf16
 

@@ -235,7 +235,7 @@ class ChainSolver::Tables {
     return choices;
   }
 
-  // Sets the choices for a segment that runs again. `begin`: the unit at which the forward pass over it begins.
+  // Sets the choices for a segment that is recomputed. `begin`: the unit at which the forward pass over it begins.
   void choose_recompute(UnitChoices& choices, int32_t first, int32_t last, int64_t pieces, int32_t begin) const {
     if (first == last) {
       choices[static_cast<size_t>(last)].recompute_from = begin;

@@ -23,8 +23,8 @@ enum class ActionKind : uint8_t {
   forward,          // unit u: from its input to its output; the head: up to its norm
   loss,             // head: logits chunk by chunk (not kept), the loss, and both products of the logits' gradients
   evaluate,         // head: logits and loss only
-  forward_again,    // unit u: forward run again for its output, the input of a later unit that is recomputed
-  recompute,        // unit u: forward run again for the values that it saves
+  forward_again,    // unit u: recomputes its output, the input of a later unit that is recomputed
+  recompute,        // unit u: recomputes the values that its forward saves
   backward_input,   // unit u: gradient of its input, and the gradients that backward_weight reads
   backward_weight,  // unit u: gradients of its weights
   backward,         // unit u: both; products for the weights overlap the tensor ranks' sum of the input gradient
@@ -131,8 +131,8 @@ enum class Access : uint8_t { none, read, write, read_write };
 struct UnitTraits {
   UnitKind kind = UnitKind::block;
   bool recomputed = false;
-  // First of the units that run again before this unit is recomputed. Their outputs and saved values go to new buffers,
-  // which later passes read until the unit runs again once more. -1: recomputation begins at this unit's own input.
+  // First of the units that are recomputed before this unit. Their outputs and saved values go to new buffers, which
+  // later passes read until the unit is recomputed once more. -1: recomputation begins at this unit's own input.
   int32_t recompute_from = -1;
   bool prepares_weights = false;  // has prepared_weights
   int32_t sum_phases = 1;         // 1 or 2: phases of a sum of its gradients, with ops between them

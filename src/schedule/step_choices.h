@@ -17,8 +17,8 @@ namespace gptrain::inline schedule {
 // The choices for one unit of the model.
 struct UnitChoice {
   bool keeps_part = false;  // keeps a part of each forward pass and recomputes the rest from it
-  // First of the units that run again right before this unit's backward pass, up to the values that this unit saves.
-  // Negative: nothing runs again, and the backward pass reads the values that the forward pass saved.
+  // First of the units that are recomputed right before this unit's backward pass, up to the values that this unit
+  // saves. Negative: nothing is recomputed, and the backward pass reads the values that the forward pass saved.
   int32_t recompute_from = -1;
   UnitOffload offload{};
 
@@ -44,7 +44,7 @@ struct StepChoices {
     return std::find(optimizer_state.begin(), optimizer_state.end(), MemoryPlace::disk) != optimizer_state.end();
   }
 
-  bool backward_recomputes = false;  // orders passes as if each backward pass ran its forward pass again
+  bool backward_recomputes = false;  // orders passes as if each backward pass recomputed its forward pass
   int64_t loss_chunk_tokens = 1;     // rows of logits that exist at a time
   int code_bits = 0;                 // bits of the code that replaces the input of GELU or SiLU; 0: the input is kept
   bool codes_inputs = false;         // inputs of linears and norms are kept as codes of 8 bits
