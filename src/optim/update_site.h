@@ -19,9 +19,9 @@ struct UpdateSite {
   void pass_state() const;
   // Releases state that Optimizer::measure has read from the disk or the host. Call after it, before the first update.
   void end_measuring() const;
-  // Surround the update of a unit. With a lane, `begin` asks for the unit's state and `end` queues its way back and the
-  // updated weights; the lane's thread does the work, and UpdateLane::await waits for it. Without a lane, `end` waits
-  // until the ops' backend can read the updated weights.
+  // Surround the update of a unit. With a lane, its thread runs the ops called between them: it reads the unit's state
+  // before them, writes the state and the weights after them, and UpdateLane::await waits for the update. Without a
+  // lane, `end` waits until the ops' backend can read the updated weights.
   void begin(int64_t unit) const;
   void end(int64_t unit) const;
 };
