@@ -34,8 +34,9 @@ class DeviceCommunicator final : public GatheredTransfers {
         scratch_bytes_(scratch.bytes()),
         half_bytes_(half_bytes(scratch_bytes_, size())) {
     if (scratch_bytes_ < 2 * least_half_bytes(size())) {
-      throw Error(ExitCode::device, "too many ranks in a group on devices for {} bytes to reduce in: {}",
-                  scratch_bytes_, size());
+      throw Error(ExitCode::device,
+                  "a group of {} ranks on devices is too large: sums need {} bytes of memory, and {} are planned",
+                  size(), 2 * least_half_bytes(size()), scratch_bytes_);
     }
     transfers_.reserve(static_cast<size_t>(2 * size()));
   }
@@ -48,7 +49,7 @@ class DeviceCommunicator final : public GatheredTransfers {
     if (count * dtype_bytes(dtype) * size() <= std::min(small_bytes, scratch_bytes_))
       return reduce_whole(data, count, dtype, op);
     const auto slice = [&](int rank) { return count * rank / size(); };
-    std::byte* const own = place(data, slice(rank()), dtype);
+    std::byte* const own = address(data, slice(rank()), dtype);
     reduce_slices(data, own, slice, dtype, op);
     if (count % size() == 0) {
       links_->all_gather(own, data, count / size() * dtype_bytes(dtype));
@@ -72,8 +73,8 @@ class DeviceCommunicator final : public GatheredTransfers {
     check_collective({Operation::all_to_all, dtype, ReduceOp::sum, 0, count});
     const int64_t bytes = count * dtype_bytes(dtype);
     for_each_distance(0, [&](int to, int from) {
-      transfers_.push_back({to, place(in, to * count, dtype), nullptr, bytes});
-      transfers_.push_back({from, nullptr, place(out, from * count, dtype), bytes});
+      transfers_.push_back({to, address(in, to * count, dtype), nullptr, bytes});
+      transfers_.push_back({from, nullptr, address(out, from * count, dtype), bytes});
     });
     exchange();
   }
@@ -85,8 +86,8 @@ class DeviceCommunicator final : public GatheredTransfers {
     for_each_distance(0, [&](int to, int from) {
       const PeerPart& leaves = sent[static_cast<size_t>(to)];
       const PeerPart& comes = received[static_cast<size_t>(from)];
-      transfers_.push_back({to, place(in, leaves.first, dtype), nullptr, leaves.count * dtype_bytes(dtype)});
-      transfers_.push_back({from, nullptr, place(out, comes.first, dtype), comes.count * dtype_bytes(dtype)});
+      transfers_.push_back({to, address(in, leaves.first, dtype), nullptr, leaves.count * dtype_bytes(dtype)});
+      transfers_.push_back({from, nullptr, address(out, comes.first, dtype), comes.count * dtype_bytes(dtype)});
     });
     exchange();
   }
@@ -149,17 +150,17 @@ class DeviceCommunicator final : public GatheredTransfers {
       std::byte* const received = scratch_ + half * half_bytes_;
       if (start >= 2 * longest) links_->moves_follow_sums(half);
       for_each_distance(1, [&](int to, int from) {
-        transfers_.push_back({to, place(in, slice(to) + start, dtype), nullptr, count_of(to) * width});
+        transfers_.push_back({to, address(in, slice(to) + start, dtype), nullptr, count_of(to) * width});
         transfers_.push_back({from, nullptr, received + from * count * width, count * width});
       });
       exchange();
       if (overlaps) links_->sums_follow_moves();
       if (count > 0) {
-        cuda_run(RankSum{.own = place(in, slice(rank()) + start, dtype),
+        cuda_run(RankSum{.own = address(in, slice(rank()) + start, dtype),
                          .received = received,
                          .rank = rank(),
                          .size = size(),
-                         .out = place(out, start, dtype),
+                         .out = address(out, start, dtype),
                          .count = count,
                          .dtype = dtype,
                          .op = op},
@@ -176,8 +177,8 @@ class DeviceCommunicator final : public GatheredTransfers {
   void gather_slices(void* data, const Slice& slice, DType dtype) {
     const auto bytes_of = [&](int rank) { return (slice(rank + 1) - slice(rank)) * dtype_bytes(dtype); };
     for_each_distance(1, [&](int to, int from) {
-      transfers_.push_back({to, place(data, slice(rank()), dtype), nullptr, bytes_of(rank())});
-      transfers_.push_back({from, nullptr, place(data, slice(from), dtype), bytes_of(from)});
+      transfers_.push_back({to, address(data, slice(rank()), dtype), nullptr, bytes_of(rank())});
+      transfers_.push_back({from, nullptr, address(data, slice(from), dtype), bytes_of(from)});
     });
     exchange();
   }

@@ -133,9 +133,9 @@ Algorithms::Algorithms(Stream stream, const std::string& cache)
 void Algorithms::look_up(Served& served) {
   const std::string* const recorded = known_.find(served.name);
   if (recorded == nullptr) return;
-  if (names_no_algorithm(*recorded)) return settle(served, std::nullopt);
+  if (names_no_algorithm(*recorded)) return set_algorithm(served, std::nullopt);
   const auto algorithm = parse_algorithm(*recorded);
-  if (algorithm && is_taken_here(served, *algorithm)) return settle(served, algorithm);
+  if (algorithm && is_taken_here(served, *algorithm)) return set_algorithm(served, algorithm);
   known_.warn(fmt::format("{} ({}): the run's record names an algorithm that does not run here; another one is used",
                           served.text, served.name));
 }
@@ -180,10 +180,10 @@ bool Algorithms::run(Served& served, const LtOperands& operands) {
   }
   for (const Candidate& candidate : candidates(served)) {
     if (try_to_start(served, operands, candidate.algorithm) != CUBLAS_STATUS_SUCCESS) continue;
-    settle(served, candidate.algorithm);
+    set_algorithm(served, candidate.algorithm);
     return true;
   }
-  settle(served, std::nullopt);
+  set_algorithm(served, std::nullopt);
   return false;
 }
 
@@ -239,11 +239,11 @@ std::vector<Algorithms::Surveyed> Algorithms::survey(Served& served, const LtOpe
 void Algorithms::choose(Served& served, const LtOperands& operands, const Expected& expected) {
   if (recall(served, operands, expected)) return;
   const std::optional<Candidate> best = fastest(served, operands, expected);
-  if (!best) return settle(served, std::nullopt);  // not stored on disk: the next run tries again
-  settle_timed(served, best->algorithm);
+  if (!best) return set_algorithm(served, std::nullopt);  // not stored on disk: the next run tries again
+  set_and_record(served, best->algorithm);
 }
 
-void Algorithms::settle(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm) {
+void Algorithms::set_algorithm(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm) {
   served.known = true;
   served.algorithm = algorithm;
   if (algorithm) return known_.keep(served.name, algorithm_text(*algorithm));
@@ -255,8 +255,8 @@ void Algorithms::settle(Served& served, const std::optional<cublasLtMatmulAlgo_t
   }
 }
 
-void Algorithms::settle_timed(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm) {
-  settle(served, algorithm);
+void Algorithms::set_and_record(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm) {
+  set_algorithm(served, algorithm);
   known_.keep_timed(served.name, *known_.find(served.name));
 }
 

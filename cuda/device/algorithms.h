@@ -114,9 +114,9 @@ class Algorithms {
   // Chooses the fastest algorithm, unless `recall` finds a recorded one.
   void choose(Served& served, const LtOperands& operands, const Expected& expected);
   // Fixes the algorithm for this run; nullopt: the replacement `otherwise`.
-  void settle(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm);
+  void set_algorithm(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm);
   // Fixes it also for later runs on such a device.
-  void settle_timed(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm);
+  void set_and_record(Served& served, const std::optional<cublasLtMatmulAlgo_t>& algorithm);
 
   // Algorithms are timed in several rounds, so that a temporary slowdown of the device affects all of them.
   static constexpr int timing_rounds = 3;

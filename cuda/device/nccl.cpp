@@ -58,7 +58,7 @@ class Group {
 
   ncclComm_t handle() const { return handle_; }
   // Returns once the call with status `result` has queued its work.
-  void settle(ncclResult_t result, const char* what);
+  void await_queued(ncclResult_t result, const char* what);
   // Throws if the group is unusable.
   void check();
   // Returns true if its work must not be waited for: a rank of this process has failed, or an exception is in flight.
@@ -84,7 +84,7 @@ Group::Group(int rank, int size, const std::string& id, int most_blocks, double 
   config.blocking = 0;
   config.maxCTAs = most_blocks;
   try {
-    settle(ncclCommInitRankConfig(&handle_, size, unique, rank, &config), "making a group of devices");
+    await_queued(ncclCommInitRankConfig(&handle_, size, unique, rank, &config), "making a group of devices");
   } catch (...) {
     abort();
     throw;
@@ -112,7 +112,7 @@ void Group::abort() {
   if (handle_ != nullptr) ncclCommAbort(std::exchange(handle_, nullptr));
 }
 
-void Group::settle(ncclResult_t result, const char* what) {
+void Group::await_queued(ncclResult_t result, const char* what) {
   const auto start = Clock::now();
   while (result == ncclInProgress) {
     check_nccl(ncclCommGetAsyncError(handle_, &result), what);
@@ -267,7 +267,7 @@ class NcclLinks final : public Links {
   template <typename Call>
   void queue(const char* what, const Call& call) {
     groups_->check();
-    groups_->or_abort([&] { group_.settle(call(group_.handle()), what); });
+    groups_->or_abort([&] { group_.await_queued(call(group_.handle()), what); });
   }
 
   const std::shared_ptr<Groups> groups_;

@@ -142,9 +142,9 @@ void CublasProducts::choose_for(const Op& op, std::byte* scratch, int64_t scratc
   choose_product(product_alone(timed), scratch, scratch_bytes);
   if (recalled) return;
   const std::optional<Algorithms::Candidate> best = algorithms_.fastest(served, operands_of(call), expected_of(call));
-  if (!best) return algorithms_.settle(served, std::nullopt);
+  if (!best) return algorithms_.set_algorithm(served, std::nullopt);
   const bool is_unfused = is_faster_unfused(timed, call, served, best->algorithm, scratch, scratch_bytes);
-  algorithms_.settle_timed(served, is_unfused ? std::nullopt : std::optional(best->algorithm));
+  algorithms_.set_and_record(served, is_unfused ? std::nullopt : std::optional(best->algorithm));
 }
 
 template <typename Op>
@@ -174,8 +174,8 @@ void CublasProducts::choose_product(const Op& op, std::byte* scratch, int64_t sc
 
 Served& CublasProducts::served(const Call& call) {
   const ProductKey key = key_of(call);
-  const auto [place, is_new] = served_.try_emplace(key);
-  Served& served = place->second;
+  const auto [entry, is_new] = served_.try_emplace(key);
+  Served& served = entry->second;
   if (is_new) describe(key, call, served);
   set_pointers(call, served);
   return served;

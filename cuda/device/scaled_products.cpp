@@ -100,8 +100,8 @@ void ScaledProducts::choose(const ScaledProduct& op, std::byte* scratch, int64_t
 }
 
 Served& ScaledProducts::served(const ScaledProduct& op) {
-  const auto [place, is_new] = served_.try_emplace(key_of(op));
-  Served& served = place->second;
+  const auto [entry, is_new] = served_.try_emplace(key_of(op));
+  Served& served = entry->second;
   if (is_new) describe(op, served);
   set_pointers(op, served);
   return served;

@@ -23,10 +23,10 @@ UploadRing::~UploadRing() {
 void UploadRing::upload(void* device, const void* host, int64_t bytes, Stream stream,
                         const std::function<void(cudaEvent_t)>& wait) {
   for (int64_t done = 0; done < bytes; done += piece_bytes) {
-    const int64_t place = used_++ % num_pieces;
+    const int64_t slot = used_++ % num_pieces;
     const auto size = static_cast<size_t>(std::min(piece_bytes, bytes - done));
-    std::byte* const piece = memory_ + place * piece_bytes;
-    const cudaEvent_t left = left_[static_cast<size_t>(place)];
+    std::byte* const piece = memory_ + slot * piece_bytes;
+    const cudaEvent_t left = left_[static_cast<size_t>(slot)];
     wait(left);
     std::memcpy(piece, static_cast<const std::byte*>(host) + done, size);
     check_cuda(cudaMemcpyAsync(static_cast<std::byte*>(device) + done, piece, size, cudaMemcpyHostToDevice, stream),

@@ -23,15 +23,15 @@ class HeadRows {
       : rows_(first), begin_(offset + head * head_size), size_(head_size) {}
 
   float at(int64_t row, int64_t feature) const {
-    const int64_t place = begin_ + row * rows_.stride + feature;
-    return rows_.dtype == DType::bf16 ? to_float(rows_.as<bf16>()[place]) : to_float(rows_.as<f16>()[place]);
+    const int64_t index = begin_ + row * rows_.stride + feature;
+    return rows_.dtype == DType::bf16 ? to_float(rows_.as<bf16>()[index]) : to_float(rows_.as<f16>()[index]);
   }
   void put(int64_t row, int64_t feature, float value) const {
-    const int64_t place = begin_ + row * rows_.stride + feature;
+    const int64_t index = begin_ + row * rows_.stride + feature;
     if (rows_.dtype == DType::bf16) {
-      rows_.as<bf16>()[place] = to_bf16(value);
+      rows_.as<bf16>()[index] = to_bf16(value);
     } else {
-      rows_.as<f16>()[place] = to_f16(value);
+      rows_.as<f16>()[index] = to_f16(value);
     }
   }
   void put_all(const Vector& values) const {

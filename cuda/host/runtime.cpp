@@ -178,8 +178,8 @@ class HostRuntime final : public Runtime {
   void upload(void* device, const void* host, int64_t bytes) override {
     require_no_capture("a copy");
     const auto* const first = static_cast<const std::byte*>(host);
-    device_->add(simt::DeviceQueues::ops, [device, kept = std::vector<std::byte>(first, first + bytes)] {
-      copy(device, kept.data(), static_cast<int64_t>(kept.size()));
+    device_->add(simt::DeviceQueues::ops, [device, bytes_copied = std::vector<std::byte>(first, first + bytes)] {
+      copy(device, bytes_copied.data(), static_cast<int64_t>(bytes_copied.size()));
     });
   }
   void download(void* host, const void* device, int64_t bytes) override {

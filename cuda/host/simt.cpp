@@ -219,7 +219,7 @@ enum class State : uint8_t { ready, at_barrier, in_warp, ended };
 
 struct Thread {
   std::unique_ptr<Track> track = track_pool().take();
-  Place place;
+  ThreadPosition position;
   State state = State::ready;
   Site site;
   uint32_t mask = 0;
@@ -234,7 +234,7 @@ bool same(const Site& a, const Site& b) { return a.line() == b.line() && a.colum
 // One block, from the start of its first thread to the end of its last.
 class Block {
  public:
-  Block(const Place& place, std::mt19937_64& order, const std::function<void()>& kernel);
+  Block(const ThreadPosition& position, std::mt19937_64& order, const std::function<void()>& kernel);
   ~Block();
   Block(const Block&) = delete;
   Block& operator=(const Block&) = delete;
@@ -243,7 +243,7 @@ class Block {
 
   Thread& running() { return *threads_[running_]; }
   unsigned running_lane() const { return static_cast<unsigned>(running_ % warp_size); }
-  // Suspends the running thread until the others have reached the same place.
+  // Suspends the running thread until the others have reached the same statement.
   void suspend(State state, uint32_t mask, uint64_t value, const Site& site);
 
  private:
@@ -266,14 +266,15 @@ class Block {
 
 thread_local Block* block_now = nullptr;
 
-Block::Block(const Place& place, std::mt19937_64& order, const std::function<void()>& kernel) : order_(order) {
-  const dim3 size = place.block_size;
+Block::Block(const ThreadPosition& position, std::mt19937_64& order, const std::function<void()>& kernel)
+    : order_(order) {
+  const dim3 size = position.block_size;
   for (unsigned z = 0; z < size.z; ++z)
     for (unsigned y = 0; y < size.y; ++y)
       for (unsigned x = 0; x < size.x; ++x) {
         threads_.push_back(std::make_unique<Thread>());
-        threads_.back()->place = place;
-        threads_.back()->place.thread = {x, y, z};
+        threads_.back()->position = position;
+        threads_.back()->position.thread = {x, y, z};
         start(*threads_.back(), kernel);
       }
   block_now = this;
@@ -406,7 +407,7 @@ void Block::report_stuck() const {
 
 }  // namespace
 
-const Place& place() { return block_now->running().place; }
+const ThreadPosition& position() { return block_now->running().position; }
 unsigned lane() { return block_now->running_lane(); }
 void barrier(const Site& site) { block_now->suspend(State::at_barrier, 0, 0, site); }
 
@@ -430,7 +431,7 @@ void run_grid(dim3 grid, dim3 block, size_t shared_bytes, uint64_t seed, const s
       for (unsigned x = 0; x < grid.x; ++x) {
         const std::unique_ptr<std::byte[]> memory(new std::byte[shared_bytes]);
         std::memset(memory.get(), 0xff, shared_bytes);  // NaN in every float type
-        Block(Place{{}, {x, y, z}, block, grid, memory.get(), shared_bytes}, order, kernel).run();
+        Block(ThreadPosition{{}, {x, y, z}, block, grid, memory.get(), shared_bytes}, order, kernel).run();
       }
 }
 

@@ -40,12 +40,12 @@ class Fault : public std::runtime_error {
 constexpr unsigned warp_size = 32;
 
 // Position of the running thread in the grid. Valid inside a kernel only.
-struct Place {
+struct ThreadPosition {
   dim3 thread, block, block_size, grid_size;
   std::byte* shared_memory = nullptr;
   size_t shared_bytes = 0;
 };
-const Place& place();
+const ThreadPosition& position();
 
 using Site = std::source_location;
 
@@ -70,10 +70,10 @@ T shuffle(uint32_t mask, T value, unsigned source, const Site& site) {
 
 }  // namespace gptrain::simt
 
-#define threadIdx (::gptrain::simt::place().thread)
-#define blockIdx (::gptrain::simt::place().block)
-#define blockDim (::gptrain::simt::place().block_size)
-#define gridDim (::gptrain::simt::place().grid_size)
+#define threadIdx (::gptrain::simt::position().thread)
+#define blockIdx (::gptrain::simt::position().block)
+#define blockDim (::gptrain::simt::position().block_size)
+#define gridDim (::gptrain::simt::position().grid_size)
 
 inline void __syncthreads(const gptrain::simt::Site& site = gptrain::simt::Site::current()) {
   gptrain::simt::barrier(site);
@@ -102,8 +102,8 @@ namespace gptrain::inline cuda {
 
 template <typename T>
 T& shared() {
-  if (sizeof(T) > simt::place().shared_bytes) throw simt::Fault("the launch gives less shared memory than is used");
-  return *reinterpret_cast<T*>(simt::place().shared_memory);
+  if (sizeof(T) > simt::position().shared_bytes) throw simt::Fault("the launch gives less shared memory than is used");
+  return *reinterpret_cast<T*>(simt::position().shared_memory);
 }
 
 }  // namespace gptrain::cuda

@@ -48,13 +48,13 @@ __device__ uint8_t code_in(const EncodeTable<has_sign>& table, float value, floa
 // The neighbours of a pack that belong to a segment.
 struct PackPart {
   int64_t at;      // element of the pack's first
-  int first, end;  // places of the segment's elements in the pack
+  int first, end;  // indices of the segment's elements in the pack
   bool whole;      // the pack is the segment's, and can be accessed at once
 
   __device__ PackPart(int64_t at_, const UpdateSegment& segment, bool packs)
       : at(at_),
-        first(place(segment.offset - at)),
-        end(place(segment.offset + segment.count - at)),
+        first(clamped(segment.offset - at)),
+        end(clamped(segment.offset + segment.count - at)),
         whole(packs && first == 0 && end == width) {}
 
   __device__ bool holds(int k) const { return k >= first && k < end; }
@@ -77,7 +77,7 @@ struct PackPart {
   }
 
  private:
-  __device__ static int place(int64_t elements) {
+  __device__ static int clamped(int64_t elements) {
     return elements < 0 ? 0 : elements > width ? width : static_cast<int>(elements);
   }
 };

@@ -52,10 +52,10 @@ __global__ void weighted_sum(Rows<const From> a, Rows<const From> b, SumFactors 
 }
 
 template <int n>
-__global__ void keep_residual(const StepState* state, Rows<const float> errors, Rows<float> kept, int64_t cols) {
+__global__ void keep_residual(const StepState* state, Rows<const float> errors, Rows<float> residual, int64_t cols) {
   if (state->skip != 0) return;
-  for_each_pack<n>(1, cols,
-                   [&](int64_t row, int64_t column) { store(kept.at(row, column), load<n>(errors.at(row, column))); });
+  for_each_pack<n>(
+      1, cols, [&](int64_t row, int64_t column) { store(residual.at(row, column), load<n>(errors.at(row, column))); });
 }
 
 template <typename From, int N>
@@ -201,9 +201,9 @@ __global__ void activation_forward_coded(Rows<const C> x, const C* bias, Rows<C>
       word |= code << (bits * i);
     }
     store_group<wide>(y, row, column, cols, out);
-    uint8_t* place = codes.at(row, column / codes_in_group * bits);
+    uint8_t* group = codes.at(row, column / codes_in_group * bits);
 #pragma unroll
-    for (int i = 0; i < bits; ++i) place[i] = static_cast<uint8_t>(word >> (8 * i));
+    for (int i = 0; i < bits; ++i) group[i] = static_cast<uint8_t>(word >> (8 * i));
     amax.see(out);
   });
   amax.leave();
@@ -215,10 +215,10 @@ __global__ void activation_backward_coded(Rows<const uint8_t> codes, Rows<const 
   constexpr ActivationPieces<bits> pieces = activation_pieces<bits>(Function::kind);
   RunningAmax amax(parts);
   for_each_pack<codes_in_group>(rows, align_up_to_group(cols), [&](int64_t row, int64_t column) {
-    const uint8_t* place = codes.at(row, column / codes_in_group * bits);
+    const uint8_t* group = codes.at(row, column / codes_in_group * bits);
     uint32_t word = 0;
 #pragma unroll
-    for (int i = 0; i < bits; ++i) word |= static_cast<uint32_t>(place[i]) << (8 * i);
+    for (int i = 0; i < bits; ++i) word |= static_cast<uint32_t>(group[i]) << (8 * i);
     const auto gradient = load_group<wide>(dy, row, column, cols);
     Pack<C, codes_in_group> out;
 #pragma unroll
@@ -414,10 +414,10 @@ void cuda_run(const Add& op, Stream stream, std::byte*) {
 }
 
 void cuda_run(const KeepResidual& op, Stream stream, std::byte*) {
-  with_width({op.errors, op.kept}, [&](auto width) {
+  with_width({op.errors, op.residual}, [&](auto width) {
     constexpr int n = decltype(width)::value;
-    launch(stream, shape_of_elements(1, op.kept.cols, n), keep_residual<n>, op.state, Rows<const float>(op.errors),
-           Rows<float>(op.kept), op.kept.cols);
+    launch(stream, shape_of_elements(1, op.residual.cols, n), keep_residual<n>, op.state, Rows<const float>(op.errors),
+           Rows<float>(op.residual), op.residual.cols);
   });
 }
 

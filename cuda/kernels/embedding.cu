@@ -1,6 +1,6 @@
 // Embedding tables: look-up of rows, and gradients. Backward sorts the rows of the batch by token, so that rows of one
 // token are adjacent and in order. Warps add them in that order, without atomics. A frequent token's rows are cut into
-// pieces at fixed places of the sorted list, which are added up last: one warp alone would take as long for that token
+// pieces at fixed indices of the sorted list, which are added up last: one warp alone would take as long for that token
 // as all warps for the other tokens.
 #include <limits>
 #include <utility>
@@ -75,9 +75,9 @@ __global__ void sort_tiles(const int32_t* tokens, int64_t first_token, int64_t t
   }
   tile.keys[threadIdx.x] = key;
   __syncthreads();
-  int place = 0;
-  for (const Key other : tile.keys) place += other < key ? 1 : 0;
-  if (row < rows) keys[first + place] = key;
+  int index = 0;
+  for (const Key other : tile.keys) index += other < key ? 1 : 0;
+  if (row < rows) keys[first + index] = key;
 }
 
 // Returns the number of smaller keys in a sorted run.
@@ -101,10 +101,10 @@ __global__ void merge_runs(const Key* from, Key* to, int64_t run, int64_t rows) 
   const Key key = from[i];
   const int64_t group = i / (run * runs_merged) * (run * runs_merged);
   const int64_t end = group + run * runs_merged < rows ? group + run * runs_merged : rows;
-  int64_t place = group;
+  int64_t index = group;
   for (int64_t first = group; first < end; first += run)
-    place += count_smaller(from + first, first + run < end ? run : end - first, key);
-  to[place] = key;
+    index += count_smaller(from + first, first + run < end ? run : end - first, key);
+  to[index] = key;
 }
 
 // Returns the sorted keys of all rows, in one half of the scratch memory.

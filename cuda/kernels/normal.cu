@@ -12,10 +12,10 @@ template <typename T>
 __global__ void fill_normal(Rows<T> to, PhiloxKey key, float deviation, int64_t first, int64_t row_step, int64_t rows,
                             int64_t cols) {
   // A row's first and last counters may have elements outside of the row.
-  const int64_t places = (cols + 2 * normals_at_once - 2) / normals_at_once * normals_at_once;
-  for_each_pack<normals_at_once>(rows, places, [&](int64_t row, int64_t place) {
+  const int64_t padded_cols = (cols + 2 * normals_at_once - 2) / normals_at_once * normals_at_once;
+  for_each_pack<normals_at_once>(rows, padded_cols, [&](int64_t row, int64_t padded_column) {
     const int64_t begin = first + row * row_step;
-    const auto counter = static_cast<uint64_t>((begin + place) / normals_at_once);
+    const auto counter = static_cast<uint64_t>((begin + padded_column) / normals_at_once);
     const auto words = philox(key, {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), 0, 0});
     const NormalPair pairs[] = {normal_pair(words[0], words[1]), normal_pair(words[2], words[3])};
     const float normals[] = {pairs[0].first, pairs[0].second, pairs[1].first, pairs[1].second};

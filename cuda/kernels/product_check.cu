@@ -30,23 +30,23 @@ struct AnyMatrix {
       : data(matrix.data), dtype(matrix.dtype), rows(matrix.rows), cols(matrix.cols), stride(matrix.stride) {}
 
   template <typename T>
-  __device__ float read(int64_t place) const {
-    return to_float(static_cast<const T*>(data)[place]);
+  __device__ float read(int64_t index) const {
+    return to_float(static_cast<const T*>(data)[index]);
   }
   __device__ float at(int64_t row, int64_t col) const {
     if (data == nullptr) return 1;
-    const int64_t place = row * stride + col;
+    const int64_t index = row * stride + col;
     switch (dtype) {
       case DType::bf16:
-        return read<bf16>(place);
+        return read<bf16>(index);
       case DType::f16:
-        return read<f16>(place);
+        return read<f16>(index);
       case DType::f8e4m3:
-        return read<f8e4m3>(place);
+        return read<f8e4m3>(index);
       case DType::f8e5m2:
-        return read<f8e5m2>(place);
+        return read<f8e5m2>(index);
       default:
-        return read<float>(place);
+        return read<float>(index);
     }
   }
 };
@@ -59,8 +59,8 @@ struct AnyFactor {
   AnyFactor(const Matrix& from, bool along_rows_)
       : matrix(from), along_rows(along_rows_), length(along_rows_ ? from.rows : from.cols) {}
   __device__ bool is_contiguous() const { return !along_rows; }
-  __device__ float at(int64_t place, int64_t depth) const {
-    return along_rows ? matrix.at(place, depth) : matrix.at(depth, place);
+  __device__ float at(int64_t index, int64_t depth) const {
+    return along_rows ? matrix.at(index, depth) : matrix.at(depth, index);
   }
 };
 

@@ -27,9 +27,9 @@ __device__ inline int own_column() { return static_cast<int>(threadIdx.x) % thre
 template <typename Operand>
 __device__ void load_slice(float (&to)[slice][side + 1], const Operand& from, int64_t first, int64_t first_depth,
                            int64_t depth) {
-  for (int place = static_cast<int>(threadIdx.x); place < side * slice; place += threads) {
-    const int i = from.is_contiguous() ? place % side : place / slice;
-    const int k = from.is_contiguous() ? place / side : place % slice;
+  for (int index = static_cast<int>(threadIdx.x); index < side * slice; index += threads) {
+    const int i = from.is_contiguous() ? index % side : index / slice;
+    const int k = from.is_contiguous() ? index / side : index % slice;
     const bool inside = first + i < from.length && first_depth + k < depth;
     to[k][i] = inside ? from.at(first + i, first_depth + k) : 0.0F;
   }

@@ -66,7 +66,7 @@ struct Tile {
   __device__ uint32_t& word(int column, int rows) { return words[column][(rows + column / 32 * 2) % groups]; }
 };
 
-struct Copies {
+struct QuantizedOutputs {
   uint8_t* rows;        // null: not requested
   uint8_t* transposed;  // null: not requested
   int64_t rows_stride, transposed_stride;
@@ -92,19 +92,19 @@ __device__ void leave_column_sums(Tile& shared_tile, const float (&sums)[pack_wi
 
 template <typename T>
 __global__ void __launch_bounds__(threads)
-    quantize(Rows<const bf16> x, int64_t num_rows, int64_t num_cols, const float* amax, Copies copies) {
+    quantize(Rows<const bf16> x, int64_t num_rows, int64_t num_cols, const float* amax, QuantizedOutputs out) {
   Tile& shared_tile = shared<Tile>();
   const float scale = fp8_scale<T>(largest_of(amax, shared_tile.maxima));
-  if (blockIdx.x == 0 && threadIdx.x == 0) *copies.inverse_scale = 1.0F / scale;
+  if (blockIdx.x == 0 && threadIdx.x == 0) *out.inverse_scale = 1.0F / scale;
   const int64_t tiles_across = (num_cols + tile - 1) / tile;
   const int64_t first_row = blockIdx.x / tiles_across * tile;
   const int64_t first_column = blockIdx.x % tiles_across * tile;
   float sums[pack_width] = {};
 #pragma unroll
   for (int part = 0; part < packs_of_thread; ++part) {
-    const int place = part * static_cast<int>(threads) + static_cast<int>(threadIdx.x);
-    const int column = place % packs * pack_width;
-    const int rows = place / packs;
+    const int index = part * static_cast<int>(threads) + static_cast<int>(threadIdx.x);
+    const int column = index % packs * pack_width;
+    const int rows = index / packs;
     if (first_column + column >= num_cols || first_row + rows * group >= num_rows) continue;
     uint32_t columns[pack_width] = {};
     Pack<bf16, pack_width> in[group];
@@ -121,8 +121,8 @@ __global__ void __launch_bounds__(threads)
         columns[j] |= (two & 0xffU) << (i * 8);
         columns[j + 1] |= two >> 8 << (i * 8);
       }
-      if (copies.rows != nullptr) {
-        uint8_t* const to = copies.rows + (first_row + rows * group + i) * copies.rows_stride + first_column + column;
+      if (out.rows != nullptr) {
+        uint8_t* const to = out.rows + (first_row + rows * group + i) * out.rows_stride + first_column + column;
         store(reinterpret_cast<uint32_t*>(to), row);
       }
     }
@@ -130,17 +130,16 @@ __global__ void __launch_bounds__(threads)
     for (int j = 0; j < pack_width; ++j) shared_tile.word(column + j, rows) = columns[j];
   }
   __syncthreads();
-  if (copies.partials != nullptr) {
+  if (out.partials != nullptr) {
     leave_column_sums(shared_tile, sums, num_cols - first_column,
-                      copies.partials + first_row / tile * num_cols + first_column);
+                      out.partials + first_row / tile * num_cols + first_column);
   }
-  if (copies.transposed == nullptr) return;
-  for (int place = static_cast<int>(threadIdx.x); place < tile * groups; place += static_cast<int>(threads)) {
-    const int column = place / groups;
-    const int rows = place % groups;
+  if (out.transposed == nullptr) return;
+  for (int index = static_cast<int>(threadIdx.x); index < tile * groups; index += static_cast<int>(threads)) {
+    const int column = index / groups;
+    const int rows = index % groups;
     if (first_column + column >= num_cols || first_row + rows * group >= num_rows) continue;
-    uint8_t* const to =
-        copies.transposed + (first_column + column) * copies.transposed_stride + first_row + rows * group;
+    uint8_t* const to = out.transposed + (first_column + column) * out.transposed_stride + first_row + rows * group;
     *reinterpret_cast<uint32_t*>(to) = shared_tile.word(column, rows);
   }
 }
@@ -150,8 +149,8 @@ void launch_quantize(const Quantize& op, Stream stream, float* partials) {
   const int64_t tiles = (op.x.rows + tile - 1) / tile * ((op.x.cols + tile - 1) / tile);
   launch(stream, {tiles, threads, sizeof(Tile)}, quantize<T>, Rows<const bf16>(op.x), op.x.rows, op.x.cols,
          op.amax.as<const float>(),
-         Copies{op.rows.as<uint8_t>(), op.transposed.as<uint8_t>(), op.rows.stride, op.transposed.stride,
-                op.inverse_scale.as<float>(), partials});
+         QuantizedOutputs{op.rows.as<uint8_t>(), op.transposed.as<uint8_t>(), op.rows.stride, op.transposed.stride,
+                          op.inverse_scale.as<float>(), partials});
 }
 
 }  // namespace

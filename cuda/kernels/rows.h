@@ -63,10 +63,10 @@ __device__ void for_each_pack(int64_t rows, int64_t cols, const Body& body) {
   // Divisions are slower than a pack's work: only the first position and the step to the next are computed by division.
   // Both fit 32 bits; a row that does not has more packs than the grid has threads.
   const auto divisor = static_cast<uint32_t>(packs_per_row < UINT32_MAX ? packs_per_row : UINT32_MAX);
-  const auto place = static_cast<uint32_t>(first), stride = static_cast<uint32_t>(step);
+  const auto start = static_cast<uint32_t>(first), stride = static_cast<uint32_t>(step);
   const int64_t row_step = stride / divisor, pack_step = stride % divisor;
-  int64_t pack = place % divisor;
-  for (int64_t row = place / divisor; row < rows; row += row_step) {
+  int64_t pack = start % divisor;
+  for (int64_t row = start / divisor; row < rows; row += row_step) {
     body(row, pack * N);
     pack += pack_step;
     if (pack < packs_per_row) continue;
@@ -88,10 +88,10 @@ struct RowTokens {
     if (rows.end() > INT32_MAX) throw std::logic_error("a sequence has more tokens than kernels can count");
   }
 
-  struct Place {
+  struct Position {
     uint32_t sequence, token;
   };
-  __device__ Place of(uint32_t row) const {
+  __device__ Position of(uint32_t row) const {
     const auto [sequence, in_sequence] = length.divide(row);
     return {sequence, in_sequence + (in_sequence < first_length ? first : second)};
   }

@@ -24,7 +24,7 @@ struct GemmOperand {
         depth_step(along_rows ? 1 : matrix.stride) {}
 
   __device__ bool is_contiguous() const { return step == 1; }
-  __device__ float at(int64_t place, int64_t depth) const { return to_float(data[place * step + depth * depth_step]); }
+  __device__ float at(int64_t index, int64_t depth) const { return to_float(data[index * step + depth * depth_step]); }
 };
 
 template <typename T, typename C>

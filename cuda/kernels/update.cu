@@ -204,12 +204,12 @@ __global__ void update_rounding(const UpdateSegment* segments, int64_t num_segme
 
 // Adds a micro-batch's gradients to the stored bf16 sum.
 template <bool accumulate>
-__global__ void keep(const KeptSegment* segments, int64_t num_segments, const float* gradients, bf16* kept,
+__global__ void keep(const KeptSegment* segments, int64_t num_segments, const float* gradients, bf16* sums,
                      const StepState* state, uint32_t draw) {
   const auto updates = static_cast<uint32_t>(state->updates);
   for_each_chunk(segments, num_segments, [&](const KeptSegment& segment, int64_t first, int64_t end, int64_t) {
     const IndexMap& map = segment.map;
-    const bool packs = in_whole_packs(gradients + first, kept + first);
+    const bool packs = in_whole_packs(gradients + first, sums + first);
     const auto words_of = [&](int64_t index) {
       const auto counter = static_cast<uint64_t>(index) / 4;
       return philox(segment.key, {static_cast<uint32_t>(counter), static_cast<uint32_t>(counter >> 32), updates, draw});
@@ -220,18 +220,18 @@ __global__ void keep(const KeptSegment* segments, int64_t num_segments, const fl
         const auto words = words_of(index);
         const auto g = load<width>(gradients + i);
         Pack<bf16, width> sum;
-        if constexpr (accumulate) sum = load<width>(kept + i);
+        if constexpr (accumulate) sum = load<width>(sums + i);
 #pragma unroll
         for (int k = 0; k < width; ++k)
           sum.at[k] =
               stochastic_bf16(accumulate ? to_float(sum.at[k]) + g.at[k] : g.at[k], words[static_cast<size_t>(k)]);
-        store(kept + i, sum);
+        store(sums + i, sum);
       } else {
         for (int64_t rest = i; rest < end && rest < i + width; ++rest) {
           const int64_t index_of_rest = map.index(rest - segment.offset);
           const auto words = words_of(index_of_rest);
-          const float sum = accumulate ? to_float(kept[rest]) + gradients[rest] : gradients[rest];
-          kept[rest] = stochastic_bf16(sum, word_of(words, index_of_rest % 4));
+          const float sum = accumulate ? to_float(sums[rest]) + gradients[rest] : gradients[rest];
+          sums[rest] = stochastic_bf16(sum, word_of(words, index_of_rest % 4));
         }
       }
     }
@@ -313,7 +313,7 @@ void cuda_run(const ClipHeads& op, Stream stream, std::byte*) {
 void cuda_run(const KeepGradients& op, Stream stream, std::byte*) {
   const auto start = [&](auto kernel) {
     launch(stream, shape_for(gpu_norm_chunks_bound(op.gradients.cols, op.num_segments)), kernel, op.segments,
-           op.num_segments, op.gradients.as<const float>(), op.kept.as<bf16>(), op.state, op.draw);
+           op.num_segments, op.gradients.as<const float>(), op.sums.as<bf16>(), op.state, op.draw);
   };
   if (op.accumulate) return start(keep<true>);
   start(keep<false>);

@@ -52,10 +52,10 @@ constexpr float log2_e = 1.44269504F;
 
 // Returns words[place] of four by selections: an index unknown at compile time would place them in local memory.
 template <typename Words>
-__device__ uint32_t word_of(const Words& words, int64_t place) {
-  const uint32_t of_first = place % 2 == 0 ? words[0] : words[1];
-  const uint32_t of_last = place % 2 == 0 ? words[2] : words[3];
-  return place < 2 ? of_first : of_last;
+__device__ uint32_t word_of(const Words& words, int64_t index) {
+  const uint32_t of_first = index % 2 == 0 ? words[0] : words[1];
+  const uint32_t of_last = index % 2 == 0 ? words[2] : words[3];
+  return index < 2 ? of_first : of_last;
 }
 
 // N neighbours at an address that is a multiple of their size, up to 16 bytes.

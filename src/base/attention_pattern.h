@@ -53,7 +53,7 @@ struct AttentionPattern {
     if (kind == AttentionKind::band) return distance < width;
     if (kind == AttentionKind::strided) return distance < width || distance % width == 0;
     if (kind == AttentionKind::columns) return distance % width == 0;
-    const int64_t before_end = width - 1 - key % width;  // places from the key to the end of its block
+    const int64_t before_end = width - 1 - key % width;  // tokens from the key to the end of its block
     return key / width == query / width || before_end / columns == head % column_sets;
   }
 

@@ -30,10 +30,10 @@ struct DynamicMap {
   static constexpr float magnitude(int n) {
     if (n == 0) return 0;
     if (n == most) return 1;
-    const int place = has_sign ? n : n + 1;  // lowest decade: 1 with a sign, 2 and 3 without
-    const int log = static_cast<int>(std::bit_width(static_cast<unsigned>(place))) - 1;
+    const int shifted = has_sign ? n : n + 1;  // lowest decade: 1 with a sign, 2 and 3 without
+    const int log = static_cast<int>(std::bit_width(static_cast<unsigned>(shifted))) - 1;
     const double cells = 1 << log;
-    double value = 0.1 + 0.9 * (place - cells + 0.5) / cells;
+    double value = 0.1 + 0.9 * (shifted - cells + 0.5) / cells;
     for (int decade = has_sign ? log : log - 1; decade < 6; ++decade) value /= 10;
     return static_cast<float>(value);
   }

@@ -52,7 +52,7 @@ struct Event {
   };
   // Position of a collective: the index of its lane and the index of its group's kind, as numbered by the owner of the
   // lanes. -1: not a collective.
-  struct Place {
+  struct Channel {
     int8_t lane = -1;
     int8_t group = -1;
   };
@@ -63,7 +63,7 @@ struct Event {
   Kind kind = Kind::op;
   bool beside_ops = false;  // the copy runs in its own queue while ops go on
   Queue queue = Queue::ops;
-  Place place = {};
+  Channel channel = {};
   int32_t ranks = 0;           // size of the collective's group
   int64_t awaits = -1;         // for a wait: event number of the collective; -1: it was issued before the log began
   std::string_view name = {};  // borrowed: static storage

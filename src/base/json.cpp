@@ -31,7 +31,7 @@ size_t end_of_comment(std::string_view text, size_t slash) {
 
 // Returns the position of the first bracket that exceeds the depth limit, npos if there is none. Checked before
 // parsing, so that no deep value is built.
-size_t place_too_deep(std::string_view text) {
+size_t offset_too_deep(std::string_view text) {
   int depth = 0;
   for (size_t at = 0; at < text.size();) {
     const char c = text[at];
@@ -112,7 +112,7 @@ std::string json_text(const nlohmann::ordered_json& value, int indent) {
 }
 
 json parse_json(std::string_view text, const JsonKey& on_key, int most_depth) {
-  if (place_too_deep(text) != std::string_view::npos) throw too_deep();
+  if (offset_too_deep(text) != std::string_view::npos) throw too_deep();
   if (on_key) {
     OuterKeys keys(on_key, most_depth);
     json::sax_parse(text, &keys);  // json::parse below reports syntax errors
@@ -121,13 +121,13 @@ json parse_json(std::string_view text, const JsonKey& on_key, int most_depth) {
 }
 
 json parse_json_or_discard(std::string_view text) {
-  if (place_too_deep(text) != std::string_view::npos) return json(json::value_t::discarded);
+  if (offset_too_deep(text) != std::string_view::npos) return json(json::value_t::discarded);
   return json::parse(text, nullptr, /*allow_exceptions=*/false);
 }
 
 void read_json_events(std::string_view text, nlohmann::json_sax<nlohmann::ordered_json>& events) {
-  if (const size_t place = place_too_deep(text); place != std::string_view::npos) {
-    events.parse_error(place + 1, "", too_deep());
+  if (const size_t offset = offset_too_deep(text); offset != std::string_view::npos) {
+    events.parse_error(offset + 1, "", too_deep());
     return;
   }
   nlohmann::ordered_json::sax_parse(text, &events, nlohmann::ordered_json::input_format_t::json, /*strict=*/true,

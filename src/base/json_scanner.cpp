@@ -144,7 +144,7 @@ void JsonScanner::escape() {
     fail(begin, "the escape is an unpaired surrogate, half of a character");
 }
 
-// Reads u and four digits. `begin`: the place of the backslash.
+// Reads u and four digits. `begin`: the offset of the backslash.
 uint32_t JsonScanner::escaped_unit(size_t begin) {
   ++at_;
   uint32_t unit = 0;
@@ -200,7 +200,7 @@ std::string json_fault_reason(std::string_view text, const JsonFault& fault) {
                      around.empty() ? std::string("(the end)") : printable(around));
 }
 
-TextPlace place_in_text(std::string_view text, size_t at) {
+TextPosition position_in_text(std::string_view text, size_t at) {
   const std::string_view before = text.substr(0, at);
   const size_t newline = before.rfind('\n');
   const std::string_view in_line = before.substr(newline == std::string_view::npos ? 0 : newline + 1);
@@ -225,8 +225,8 @@ JsonFault find_json_fault(std::string_view text, JsonDialect dialect) {
 
 std::string describe_json_fault(std::string_view text) {
   const JsonFault fault = find_json_fault(text);
-  const TextPlace place = place_in_text(text, fault.at);
-  return fmt::format("not valid JSON: line {}, column {}: {}", place.line, place.column,
+  const TextPosition position = position_in_text(text, fault.at);
+  return fmt::format("not valid JSON: line {}, column {}: {}", position.line, position.column,
                      json_fault_reason(text, fault));
 }
 

@@ -1,4 +1,4 @@
-// Checks JSON value by value, and tells a fault in plain words with its place. The library's parser (base/json.h)
+// Checks JSON value by value, and tells a fault in plain words with its position. The library's parser (base/json.h)
 // builds documents, and its messages name states of the parser.
 #pragma once
 
@@ -37,7 +37,7 @@ class JsonScanner {
 
   size_t at() const { return at_; }
 
-  // Scans a text that is one value. Returns the value's place.
+  // Scans a text that is one value. Returns the value's span.
   JsonSpan whole();
 
   // Scans an object at nesting level `depth`. Calls `on_member(key, value)` with the spans of each member.
@@ -88,11 +88,13 @@ class JsonScanner {
 // Returns the reason and the text around a fault: "a comma or } must follow a value; the text there: ...".
 std::string json_fault_reason(std::string_view text, const JsonFault& fault);
 
-struct TextPlace {
+// Position of a character, as people count.
+struct TextPosition {
   size_t line;    // from 1
   size_t column;  // in characters, from 1
 };
-TextPlace place_in_text(std::string_view text, size_t at);
+// Returns the position of the byte at offset `at`.
+TextPosition position_in_text(std::string_view text, size_t at);
 
 // Returns the first fault of a text that parse_json() refused.
 JsonFault find_json_fault(std::string_view text, JsonDialect dialect = JsonDialect::strict);

@@ -5,7 +5,7 @@
 
 namespace gptrain::inline base {
 
-// A rank's place among the ranks that share sequences. Each has an equal part of a sequence's tokens: one run, in rank
+// A rank's number among the ranks that share sequences. Each has an equal part of a sequence's tokens: one run, in rank
 // order, or of 2 * size equal runs a pair, those numbered rank and 2 * size - 1 - rank.
 struct ContextRank {
   int64_t size = 1;
@@ -26,18 +26,18 @@ struct TokenRows {
   [[gnu::always_inline]] static constexpr TokenRows whole(int64_t length) {
     return {.length = length, .first_length = length};
   }
-  // Returns a rank's rows of sequences of `length` tokens. REQUIRES: place.size divides length, or twice place.size if
+  // Returns a rank's rows of sequences of `length` tokens. REQUIRES: axis.size divides length, or twice axis.size if
   // ranks have pairs.
-  [[gnu::always_inline]] static constexpr TokenRows part(int64_t length, ContextRank place) {
-    const int64_t own = length / place.size;
-    if (place.has_pair && place.size > 1) {
+  [[gnu::always_inline]] static constexpr TokenRows part(int64_t length, ContextRank axis) {
+    const int64_t own = length / axis.size;
+    if (axis.has_pair && axis.size > 1) {
       const int64_t run = own / 2;
       return {.length = own,
               .first_length = run,
-              .first = place.rank * run,
-              .second = (2 * place.size - 1 - place.rank) * run};
+              .first = axis.rank * run,
+              .second = (2 * axis.size - 1 - axis.rank) * run};
     }
-    return {.length = own, .first_length = own, .first = place.rank * own};
+    return {.length = own, .first_length = own, .first = axis.rank * own};
   }
 
   [[gnu::always_inline]] constexpr int64_t sequence(int64_t row) const { return row / length; }
@@ -56,7 +56,7 @@ struct TokenRows {
     const int64_t end_of_first = first + first_length, end_of_second = second + length - first_length;
     return length > first_length && end_of_second > end_of_first ? end_of_second : end_of_first;
   }
-  // Whether so many rows are whole sequences.
+  // Whether `rows` rows are whole sequences.
   [[gnu::always_inline]] constexpr bool divides(int64_t rows) const { return length > 0 && rows % length == 0; }
   // Whether the runs are runs of tokens within a sequence that do not overlap.
   constexpr bool is_sound() const {

@@ -1,4 +1,4 @@
-// Checkpoints: safetensors files whose slices name their place in the global tensor, and one manifest, written last.
+// Checkpoints: safetensors files whose slices have their offset in the global tensor, and one manifest, written last.
 //
 // OUT/checkpoints/step-00000120/
 //   rank-00000.safetensors   slices "weight/NAME" and "COLUMN/NAME", for each column of the optimizer's state, of f32

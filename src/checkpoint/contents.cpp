@@ -18,12 +18,12 @@ namespace {
 
 using nlohmann::json;
 
-// Returns a slice's place, the text under its key in the file's metadata.
-std::string format_place(const Slice& slice) {
+// Returns the text under a slice's key in the file's metadata: its tensor, and its offset there.
+std::string format_origin(const Slice& slice) {
   return json_text(json{{"tensor", slice.name}, {"global_shape", slice.global_shape}, {"offset", slice.offset}});
 }
 
-struct Place {
+struct SliceOrigin {
   std::string tensor;
   std::vector<int64_t> global_shape;
   std::vector<int64_t> offset;
@@ -40,13 +40,13 @@ std::optional<std::vector<int64_t>> sizes_of(const json& list) {
   return sizes;
 }
 
-// Returns none if the text is not a place.
-std::optional<Place> parse_place(const std::string& text) {
+// Returns none if the text was not made by format_origin.
+std::optional<SliceOrigin> parse_origin(const std::string& text) {
   try {
-    const json place = parse_json(text);
-    auto shape = sizes_of(place.at("global_shape")), offset = sizes_of(place.at("offset"));
+    const json origin = parse_json(text);
+    auto shape = sizes_of(origin.at("global_shape")), offset = sizes_of(origin.at("offset"));
     if (!shape || !offset) return std::nullopt;
-    return Place{place.at("tensor").get<std::string>(), std::move(*shape), std::move(*offset)};
+    return SliceOrigin{origin.at("tensor").get<std::string>(), std::move(*shape), std::move(*offset)};
   } catch (const json::exception&) {
     return std::nullopt;
   }
@@ -113,29 +113,29 @@ void add_file(Contents& contents, size_t index, std::string_view header_bytes) {
     const auto crc = record.slices_crc32c.find(key);
     if (crc == record.slices_crc32c.end()) throw fault(fmt::format("the manifest does not list slice \"{}\"", key));
     const auto text = header.metadata.find(key);
-    const auto place = text == header.metadata.end() ? std::nullopt : parse_place(text->second);
+    const auto origin = text == header.metadata.end() ? std::nullopt : parse_origin(text->second);
     const DType dtype = entry.tensor.dtype;
-    if (!place || (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::u8) ||
-        !num_elements(place->global_shape) || !is_inside({place->offset, entry.tensor.shape}, place->global_shape)) {
+    if (!origin || (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::u8) ||
+        !num_elements(origin->global_shape) || !is_inside({origin->offset, entry.tensor.shape}, origin->global_shape)) {
       throw fault(fmt::format("slice \"{}\" is not an F32, BF16 or U8 box of a global tensor", key));
     }
     // Other programs know a slice by its key alone.
-    if (key != slice_key(place->tensor, {place->offset, entry.tensor.shape}, place->global_shape))
+    if (key != slice_key(origin->tensor, {origin->offset, entry.tensor.shape}, origin->global_shape))
       throw fault(fmt::format("slice \"{}\" covers the elements of another one", key));
-    const auto [tensor, is_new] = contents.tensors.try_emplace(place->tensor);
+    const auto [tensor, is_new] = contents.tensors.try_emplace(origin->tensor);
     if (is_new) {
-      tensor->second.global_shape = place->global_shape;
+      tensor->second.global_shape = origin->global_shape;
       tensor->second.dtype = dtype;
     }
     if (tensor->second.dtype != dtype) {
       throw fault(fmt::format("slice \"{}\" is of a tensor of {}, another slice of it of {}", key, dtype_name(dtype),
                               dtype_name(tensor->second.dtype)));
     }
-    if (tensor->second.global_shape != place->global_shape) {
+    if (tensor->second.global_shape != origin->global_shape) {
       throw fault(fmt::format("slice \"{}\" is of a tensor of shape {}, another slice of it of shape {}", key,
-                              format_shape(place->global_shape), format_shape(tensor->second.global_shape)));
+                              format_shape(origin->global_shape), format_shape(tensor->second.global_shape)));
     }
-    tensor->second.boxes.push_back({index, entry, {place->offset, entry.tensor.shape}, crc->second});
+    tensor->second.boxes.push_back({index, entry, {origin->offset, entry.tensor.shape}, crc->second});
   }
 }
 
@@ -176,7 +176,7 @@ FileRecord write_file(const fs::path& folder, const std::string& name, std::span
   for (const Slice& slice : slices) {
     tensors.push_back({slice_key(slice), slice.dtype, slice.shape});
     try {
-      metadata[slice_key(slice)] = format_place(slice);
+      metadata[slice_key(slice)] = format_origin(slice);
     } catch (const json::exception&) {
       throw Error(ExitCode::checkpoint, "a tensor's name is not valid UTF-8");
     }

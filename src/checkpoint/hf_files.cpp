@@ -94,10 +94,10 @@ HfFiles::HfFiles(const fs::path& folder) {
     if (!may_be_there(folder / name)) refuse_file(index, "\"{}\", which it names, is not there", name);
     add(folder / name);
   }
-  for (const auto& [tensor, place] : tensors_) {
+  for (const auto& [tensor, location] : tensors_) {
     const auto listed = map.find(tensor);
-    if (listed == map.end() || folder / listed->second != files_[place.file])
-      refuse_file(index, "it does not say that \"{}\" is in {}", tensor, files_[place.file].filename().string());
+    if (listed == map.end() || folder / listed->second != files_[location.file])
+      refuse_file(index, "it does not say that \"{}\" is in {}", tensor, files_[location.file].filename().string());
   }
   for (const auto& [tensor, name] : map) {
     if (!tensors_.contains(tensor)) refuse_file(folder / name, "the index says that it holds \"{}\"", tensor);
@@ -110,29 +110,29 @@ void HfFiles::add(const fs::path& path) {
   for (SafetensorsEntry& entry : read_safetensors_header(file).entries) {
     const std::string name = entry.tensor.name;
     if (name.empty()) refuse_file(path, "a tensor has no name");
-    const auto [place, is_new] = tensors_.try_emplace(name, Place{files_.size() - 1, std::move(entry)});
+    const auto [location, is_new] = tensors_.try_emplace(name, Location{files_.size() - 1, std::move(entry)});
     if (!is_new)
       refuse_file(path, "it holds tensor \"{}\", which {} holds as well", name,
-                  files_[place->second.file].filename().string());
+                  files_[location->second.file].filename().string());
   }
 }
 
 int64_t HfFiles::bytes() const {
   int64_t sum = 0;
-  for (const auto& [name, place] : tensors_) sum += place.entry.bytes;
+  for (const auto& [name, location] : tensors_) sum += location.entry.bytes;
   return sum;
 }
 
 std::vector<float> HfFiles::read(const std::string& name) const {
-  const Place& place = tensors_.at(name);
-  const DType dtype = place.entry.tensor.dtype;
-  const InputFile file(files_[place.file]);
+  const Location& location = tensors_.at(name);
+  const DType dtype = location.entry.tensor.dtype;
+  const InputFile file(files_[location.file]);
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) {
     throw Error(ExitCode::checkpoint, "{}: tensor \"{}\" is {}; F32, F16 and BF16 are read", file.path().string(),
                 printable(name), dtype_name(dtype));
   }
   std::vector<float> values;
-  values.reserve(static_cast<size_t>(place.entry.bytes / dtype_bytes(dtype)));
+  values.reserve(static_cast<size_t>(location.entry.bytes / dtype_bytes(dtype)));
   const auto append = [&]<typename Value>(const Value* from, int64_t bytes) {
     for (const Value* at = from; at < from + bytes / static_cast<int64_t>(sizeof(Value)); ++at) {
       values.push_back(to_float(*at));
@@ -140,7 +140,7 @@ std::vector<float> HfFiles::read(const std::string& name) const {
         refuse_file(file.path(), "tensor \"{}\" holds values that are not finite", name);
     }
   };
-  stream_tensor(file, place.entry, [&](const std::byte* data, int64_t, int64_t bytes) {
+  stream_tensor(file, location.entry, [&](const std::byte* data, int64_t, int64_t bytes) {
     if (dtype == DType::f32) return append(reinterpret_cast<const float*>(data), bytes);
     if (dtype == DType::f16) return append(reinterpret_cast<const f16*>(data), bytes);
     append(reinterpret_cast<const bf16*>(data), bytes);

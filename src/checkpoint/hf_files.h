@@ -18,11 +18,11 @@ class HfFiles {
   // them).
   explicit HfFiles(const std::filesystem::path& folder);
 
-  struct Place {
+  struct Location {
     size_t file;
     SafetensorsEntry entry;
   };
-  const std::map<std::string, Place>& tensors() const { return tensors_; }
+  const std::map<std::string, Location>& tensors() const { return tensors_; }
   int64_t bytes() const;  // sum over all tensors
 
   // Returns a tensor's values, converted from f32, f16 or bf16. THROWS Error(checkpoint) if the dtype is another one,
@@ -34,7 +34,7 @@ class HfFiles {
   void add(const std::filesystem::path& file);
 
   std::vector<std::filesystem::path> files_;
-  std::map<std::string, Place> tensors_;
+  std::map<std::string, Location> tensors_;
 };
 
 }  // namespace gptrain::checkpoint

@@ -136,7 +136,7 @@ void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, c
                                    format_shape(tensor.shape)));
     }
   }
-  for (const auto& [name, place] : files.tensors()) {
+  for (const auto& [name, location] : files.tensors()) {
     if (used.contains(name) || is_buffer(name, hf)) continue;
     if (name == "lm_head.weight" && model.tied_head) {
       notes.push_back("lm_head.weight is not imported: with tie_word_embeddings the head is the token table");

@@ -10,7 +10,7 @@ namespace gptrain::inline checkpoint {
 // Returns the part before the slash of the names of a data rank's errors, counted from 0.
 inline std::string residual_kind(int64_t data_rank) { return fmt::format("residual.{:03}", data_rank); }
 
-// Returns that part of the names of factors with so many vectors.
+// Returns the part before the slash of the names of factors with `rank` vectors.
 inline std::string factor_kind(int64_t rank) { return fmt::format("factor.{:02}", rank); }
 
 }  // namespace gptrain::checkpoint

@@ -72,10 +72,11 @@ int64_t count_not_finite(const std::byte* data, int64_t count, DType dtype) {
   return 0;
 }
 
-// Sorts by place on the disk.
-void sort_by_place(std::vector<SliceTransfer>& transfers) {
-  const auto place = [](const SliceTransfer& t) { return std::pair(t.stored->file, t.stored->entry.offset); };
-  std::sort(transfers.begin(), transfers.end(), [&](const auto& a, const auto& b) { return place(a) < place(b); });
+// Sorts by file and by offset in the file.
+void sort_by_offset(std::vector<SliceTransfer>& transfers) {
+  const auto file_and_offset = [](const SliceTransfer& t) { return std::pair(t.stored->file, t.stored->entry.offset); };
+  std::sort(transfers.begin(), transfers.end(),
+            [&](const auto& a, const auto& b) { return file_and_offset(a) < file_and_offset(b); });
 }
 
 }  // namespace
@@ -92,7 +93,7 @@ std::vector<SliceTransfer> slice_transfers(const Contents& contents, const std::
       if (!transfer.copies.empty()) transfers.push_back(std::move(transfer));
     }
   }
-  sort_by_place(transfers);
+  sort_by_offset(transfers);
   return transfers;
 }
 
@@ -131,7 +132,7 @@ void require_finite(const Contents& contents, const SliceTransfer& transfer) {
 }
 
 void run_transfers(const Contents& contents, std::vector<SliceTransfer> transfers, NotFinite not_finite) {
-  sort_by_place(transfers);
+  sort_by_offset(transfers);
   std::optional<InputFile> file;
   for (size_t i = 0; i < transfers.size(); ++i) {
     const StoredSlice& stored = *transfers[i].stored;

@@ -44,10 +44,10 @@ std::string part_fault(const std::string& text, int& part, int& num_parts) {
 
 // "120 samples of 512 tokens, 1.35% of them padding; 2 documents were longer and are cut"
 std::string best_fit_text(int64_t length, const PackResult& packed) {
-  const auto places = static_cast<double>(packed.samples * length);
+  const auto positions = static_cast<double>(packed.samples * length);
   const auto targets = static_cast<double>(packed.tokens - packed.samples);
   std::string text = fmt::format("{} of {} tokens, {:.2f}% of them padding", format_counted(packed.samples, "sample"),
-                                 format_grouped(length), 100 * (1 - targets / places));
+                                 format_grouped(length), 100 * (1 - targets / positions));
   if (packed.cut_documents > 0)
     text += fmt::format("; {} longer and cut", format_counted(packed.cut_documents, "document"));
   return text;

@@ -65,8 +65,8 @@ void refuse_same_file(const OutputPath& first, const OutputPath& second) {
   namespace fs = std::filesystem;
   if (first.path.empty() || second.path.empty()) return;
   std::error_code unknown;  // ignored: a path that cannot be resolved fails when its file is opened
-  const fs::path place = fs::weakly_canonical(fs::absolute(first.path), unknown);
-  if (!unknown && place == fs::weakly_canonical(fs::absolute(second.path), unknown))
+  const fs::path path = fs::weakly_canonical(fs::absolute(first.path), unknown);
+  if (!unknown && path == fs::weakly_canonical(fs::absolute(second.path), unknown))
     throw Error(ExitCode::usage, "{} and {} name the same file: {}", first.option, second.option, first.path);
 }
 

@@ -250,7 +250,7 @@ void dry_run(const TrainArguments& arguments) {
   RunConfig config = load_config(arguments.config, arguments.overrides, started);
   const int64_t world_size = training_ranks(config, started);
   const PlannedMachine machine = planned_machine(arguments, config, world_size);
-  settle_context_method(config, leaves_node(config.parallel, machine.target.ranks_per_node));
+  choose_context_method(config, leaves_node(config.parallel, machine.target.ranks_per_node));
   refuse_same_file({"--trace", arguments.trace}, {"--timeline", arguments.timeline});
   refuse_same_file({"--trace", arguments.trace}, {"--memory-curve", arguments.memory_curve});
   refuse_same_file({"--timeline", arguments.timeline}, {"--memory-curve", arguments.memory_curve});

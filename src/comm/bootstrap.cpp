@@ -61,8 +61,8 @@ class Variables {
 };
 
 // Reads rank, size and local rank from the named variables. The local ones may be unset, and `local_size` may be null.
-void read_place(const Variables& variables, Launch& launch, const char* rank, const char* size, const char* local_rank,
-                const char* local_size) {
+void read_rank(const Variables& variables, Launch& launch, const char* rank, const char* size, const char* local_rank,
+               const char* local_size) {
   if (!variables.has(rank) || !variables.has(size))
     throw Error(ExitCode::usage, "{} is set, but {} is not: set both or neither", variables.has(rank) ? rank : size,
                 variables.has(rank) ? size : rank);
@@ -106,7 +106,7 @@ void read_master(const Variables& variables, Launch& launch) {
   launch.job = variables.text("TORCHELASTIC_RUN_ID");
 }
 
-// Variables by which launchers of other MPIs tell a process's place.
+// Variables by which launchers of other MPIs give a process its rank.
 struct OtherLauncher {
   const char* name;
   const char* rank;
@@ -148,7 +148,7 @@ bool read_other_launcher(const Variables& variables, Launch& launch) {
           other.rank, variables.text(other.rank), other.name);
     }
     launch.source = Launch::Source::other_mpi;
-    read_place(variables, launch, other.rank, other.size, other.local_rank, other.local_size);
+    read_rank(variables, launch, other.rank, other.size, other.local_rank, other.local_size);
     if (launch.size == 1) return true;
     const bool on_one_node = launch.local_size == launch.size;
     if (!on_one_node && !(variables.has("MASTER_ADDR") && variables.has("MASTER_PORT"))) {
@@ -270,7 +270,7 @@ void read_job_size(const Variables& variables, Launch& launch) {
 
 void read_slurm(const Variables& variables, Launch& launch) {
   launch.source = Launch::Source::slurm;
-  read_place(variables, launch, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr);
+  read_rank(variables, launch, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", nullptr);
   if (variables.has("SLURM_STEP_TASKS_PER_NODE") && variables.has("SLURM_NODEID"))
     launch.local_size =
         tasks_on_node(variables.text("SLURM_STEP_TASKS_PER_NODE"), variables.integer("SLURM_NODEID", 0));
@@ -291,7 +291,7 @@ void read_slurm(const Variables& variables, Launch& launch) {
 }
 
 // Checks that RANK and WORLD_SIZE, if set as well, give the same rank and size.
-void check_same_place(const Variables& variables, const Launch& launch, const char* rank, const char* size) {
+void check_same_rank(const Variables& variables, const Launch& launch, const char* rank, const char* size) {
   if (!variables.has("RANK") || !variables.has("WORLD_SIZE")) return;
   const std::string given = variables.text("RANK") + " of " + variables.text("WORLD_SIZE");
   if (given != fmt::format("{} of {}", launch.rank, launch.size))
@@ -322,19 +322,19 @@ Launch find_launch(const Environment& environment) {
   if (variables.has("OMPI_COMM_WORLD_RANK") || variables.has("OMPI_COMM_WORLD_SIZE")) {
     launch.source = Launch::Source::open_mpi;
     launch.mpi = true;
-    read_place(variables, launch, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
-               "OMPI_COMM_WORLD_LOCAL_SIZE");
-    check_same_place(variables, launch, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
+    read_rank(variables, launch, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
+              "OMPI_COMM_WORLD_LOCAL_SIZE");
+    check_same_rank(variables, launch, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE");
   } else if (plain) {
     launch.source = Launch::Source::variables;
-    read_place(variables, launch, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
+    read_rank(variables, launch, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
     if (launch.size > 1) read_master(variables, launch);
     if (in_slurm_step(variables)) {
       // A launcher (torchrun) may run within a Slurm step, once per node; its number of ranks then differs from
       // Slurm's.
       Launch slurm;
       read_slurm(variables, slurm);
-      if (slurm.size == launch.size) check_same_place(variables, slurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
+      if (slurm.size == launch.size) check_same_rank(variables, slurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS");
     }
   } else if (in_slurm_step(variables) && !has_launcher_within_step(variables)) {
     read_slurm(variables, launch);
@@ -368,7 +368,7 @@ std::string first_host(const std::string& list) {
   return host;
 }
 
-bool settle_on_node(const Launch& launch) {
+bool set_up_on_node(const Launch& launch) {
   const bool launched = launch.source == Launch::Source::open_mpi || launch.source == Launch::Source::slurm;
   if (launched) prctl(PR_SET_PDEATHSIG, SIGKILL);
   // A launcher that ends its ranks may stop reading their output first. The ranks must still exit with their own codes,
@@ -389,9 +389,9 @@ bool settle_on_node(const Launch& launch) {
   cpu_set_t share;
   CPU_ZERO(&share);
   const bool enough = cores.size() >= num_ranks;
-  const auto place = static_cast<size_t>(std::max(launch.local_rank, 0));
-  const size_t first = enough ? cores.size() * place / num_ranks : 0;
-  const size_t end = enough ? cores.size() * (place + 1) / num_ranks : cores.size();
+  const auto index = static_cast<size_t>(std::max(launch.local_rank, 0));
+  const size_t first = enough ? cores.size() * index / num_ranks : 0;
+  const size_t end = enough ? cores.size() * (index + 1) / num_ranks : cores.size();
   for (size_t i = first; i < end; ++i) CPU_SET(static_cast<size_t>(cores[i]), &share);
   sched_setaffinity(0, sizeof share, &share);
   return enough;

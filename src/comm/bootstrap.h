@@ -59,6 +59,6 @@ std::string first_host(const std::string& list);
 //     mpirun to a single core is ignored if there are more cores than processes. With more processes than cores, all
 //     may use all cores.
 // Returns false if processes of this node share cores: waiting should then yield the core.
-bool settle_on_node(const Launch& launch);
+bool set_up_on_node(const Launch& launch);
 
 }  // namespace gptrain::comm

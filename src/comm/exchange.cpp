@@ -265,7 +265,8 @@ class ExchangeCommunicator final : public GatheredTransfers {
       if (sent == messages_.end() || received == messages_.end()) {
         const Call call = (sent == messages_.end() ? received : sent)->call;
         messages_.clear();
-        throw Error(ExitCode::device, "the ranks of a group wait for each other: rank {} in {}", rank_, describe(call));
+        throw Error(ExitCode::device, "the ranks of a group wait for each other without end: rank {} in {}", rank_,
+                    describe(call));
       }
       check_arrival(sent->call, sent->bytes, *received, rank_);
       copy(received->out, sent->in, sent->bytes);

@@ -29,10 +29,10 @@ class GatheredTransfers : public Communicator {
   // Throws Error(device) if the group cannot do the collective or is between group_start and group_end.
   void check_collective(const Call& call) const;
 
-  static const std::byte* place(const void* data, int64_t element, DType dtype) {
+  static const std::byte* address(const void* data, int64_t element, DType dtype) {
     return static_cast<const std::byte*>(data) + element * dtype_bytes(dtype);
   }
-  static std::byte* place(void* data, int64_t element, DType dtype) {
+  static std::byte* address(void* data, int64_t element, DType dtype) {
     return static_cast<std::byte*>(data) + element * dtype_bytes(dtype);
   }
 

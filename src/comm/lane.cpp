@@ -111,8 +111,8 @@ void Lane::work() {
     changed_.wait(lock, [&] { return stopping_ || finished_ < submitted_; });
     // Items issued before the end still run, as peers may be waiting for them, unless a lane has failed.
     if (finished_ == submitted_) return;
-    const size_t place = place_of(finished_);
-    const Item item = ring_[place];
+    const size_t slot = slot_of(finished_);
+    const Item item = ring_[slot];
     running_ = item.group;
     lock.unlock();
     std::exception_ptr thrown;
@@ -120,7 +120,7 @@ void Lane::work() {
     // A failure set after this check aborts the item through running_.
     if (!failure_->first()) {
       try {
-        if (queue_ != nullptr) queue_->follow_ops(static_cast<int>(place));
+        if (queue_ != nullptr) queue_->follow_ops(static_cast<int>(slot));
         run(item);
       } catch (...) {
         thrown = std::current_exception();
@@ -154,7 +154,7 @@ void Lane::wait_until(std::unique_lock<std::mutex>& lock, int64_t event, Conditi
 
 void Lane::log_wait(int64_t event, double start_seconds, double end_seconds) {
   log_->add({.kind = Event::Kind::wait,
-             .place = {number_, -1},
+             .channel = {number_, -1},
              .awaits = event,
              .name = wait_name,
              .start_seconds = start_seconds,
@@ -162,7 +162,7 @@ void Lane::log_wait(int64_t event, double start_seconds, double end_seconds) {
 }
 
 int64_t Lane::event_of_ticket(Ticket ticket) const {
-  const Logged& logged = logged_[place_of(ticket - 1)];
+  const Logged& logged = logged_[slot_of(ticket - 1)];
   return logged.ticket == ticket ? logged.event : -1;
 }
 
@@ -177,7 +177,7 @@ Event Lane::event_of(const Item& item) const {
                                                                  : sent_bytes(call, item.group->rank(), size);
   const auto group = std::find(groups_.begin(), groups_.end(), item.group);
   return {.kind = Event::Kind::collective,
-          .place = {number_, static_cast<int8_t>(group == groups_.end() ? -1 : group - groups_.begin())},
+          .channel = {number_, static_cast<int8_t>(group == groups_.end() ? -1 : group - groups_.begin())},
           .ranks = size,
           .name = operation_name(call.operation),
           .shape = fmt::format("{} {} over {} ranks", format_bytes(static_cast<double>(bytes)), dtype_name(call.dtype),
@@ -190,7 +190,7 @@ void Lane::log_item(Item& item, Ticket ticket) {
   if (!logs()) return;
   item.log = log_;
   if (item.kind == Item::Kind::call) last_event_ = item.event = log_->add(event_of(item));
-  logged_[place_of(ticket - 1)] = {ticket, last_event_};
+  logged_[slot_of(ticket - 1)] = {ticket, last_event_};
 }
 
 void Lane::log_times(const Item& item, double start_seconds, double end_seconds) {
@@ -221,7 +221,7 @@ Lane::Ticket Lane::issue(Item item) {
   }
   if (!threaded_) {
     // A later item may have reused this mark. Waiting for that later work, which comes after this item's, is enough.
-    const auto mark = static_cast<int>(place_of(issued_));
+    const auto mark = static_cast<int>(slot_of(issued_));
     queue_->mark_ops(mark);
     queue_->follow_ops(mark);
     log_item(item, issued_ + 1);
@@ -237,9 +237,9 @@ Lane::Ticket Lane::issue(Item item) {
     std::unique_lock lock(mutex_);
     wait_until(lock, -1, [&] { return submitted_ - finished_ < static_cast<Ticket>(ring_size); });
     log_item(item, submitted_ + 1);
-    const size_t place = place_of(submitted_);
-    if (queue_ != nullptr) queue_->mark_ops(static_cast<int>(place));
-    ring_[place] = item;
+    const size_t slot = slot_of(submitted_);
+    if (queue_ != nullptr) queue_->mark_ops(static_cast<int>(slot));
+    ring_[slot] = item;
     issued_ = ++submitted_;
   }
   changed_.notify_all();
@@ -252,7 +252,7 @@ void Lane::wait(Ticket ticket) {
     if (logs()) log_wait(event_of_ticket(ticket), 0, 0);
     return;
   }
-  if (!threaded_) return queue_->ops_follow(static_cast<int>(place_of(ticket - 1)));
+  if (!threaded_) return queue_->ops_follow(static_cast<int>(slot_of(ticket - 1)));
   {
     std::unique_lock lock(mutex_);
     wait_until(lock, event_of_ticket(ticket), [&] { return finished_ >= ticket; });

@@ -141,7 +141,7 @@ class Lane {
   void log_times(const Item& item, double start_seconds, double end_seconds);
   static void run(const Item& item);
   static void run_call(const Item& item);
-  static size_t place_of(Ticket issued_before) { return static_cast<size_t>(issued_before) % ring_size; }
+  static size_t slot_of(Ticket issued_before) { return static_cast<size_t>(issued_before) % ring_size; }
   void work();
   void give_up();  // aborts the running item after a failure
 

@@ -262,10 +262,10 @@ class LocalCommunicator final : public GatheredTransfers {
     const auto slice = [&](int rank) { return count * rank / size(); };
     // Until it holds the result, only rank r touches slice r of its own data.
     const int64_t first = slice(rank_);
-    reduce_peers(first, slice(rank_ + 1) - first, place(data, first, dtype), dtype, op);
+    reduce_peers(first, slice(rank_ + 1) - first, address(data, first, dtype), dtype, op);
     group_->meet(rank_);
     for (int rank = 0; rank < size(); ++rank)
-      copy_part(place(data, slice(rank), dtype), place(group_->call(rank).in, slice(rank), dtype),
+      copy_part(address(data, slice(rank), dtype), address(group_->call(rank).in, slice(rank), dtype),
                 (slice(rank + 1) - slice(rank)) * dtype_bytes(dtype));
     group_->meet(rank_);
   }
@@ -279,14 +279,15 @@ class LocalCommunicator final : public GatheredTransfers {
   void all_gather(const void* in, void* out, int64_t count, DType dtype) override {
     begin({{Operation::all_gather, dtype, ReduceOp::sum, 0, count}, in, out});
     for (int rank = 0; rank < size(); ++rank)
-      copy_part(place(out, rank * count, dtype), place(group_->call(rank).in, 0, dtype), count * dtype_bytes(dtype));
+      copy_part(address(out, rank * count, dtype), address(group_->call(rank).in, 0, dtype),
+                count * dtype_bytes(dtype));
     group_->meet(rank_);
   }
 
   void all_to_all(const void* in, void* out, int64_t count, DType dtype) override {
     begin({{Operation::all_to_all, dtype, ReduceOp::sum, 0, count}, in, out});
     for (int rank = 0; rank < size(); ++rank)
-      copy_part(place(out, rank * count, dtype), place(group_->call(rank).in, rank_ * count, dtype),
+      copy_part(address(out, rank * count, dtype), address(group_->call(rank).in, rank_ * count, dtype),
                 count * dtype_bytes(dtype));
     group_->meet(rank_);
   }
@@ -298,7 +299,7 @@ class LocalCommunicator final : public GatheredTransfers {
     for (int rank = 0; rank < size(); ++rank) {
       const LocalCall& peer = group_->call(rank);
       const PeerPart& part = peer.sent[static_cast<size_t>(rank_)];
-      copy_part(place(out, received[static_cast<size_t>(rank)].first, dtype), place(peer.in, part.first, dtype),
+      copy_part(address(out, received[static_cast<size_t>(rank)].first, dtype), address(peer.in, part.first, dtype),
                 part.count * dtype_bytes(dtype));
     }
     group_->meet(rank_);
@@ -306,7 +307,7 @@ class LocalCommunicator final : public GatheredTransfers {
 
   void broadcast(void* data, int64_t count, DType dtype, int root) override {
     begin({{Operation::broadcast, dtype, ReduceOp::sum, root, count}, data, data});
-    copy_part(place(data, 0, dtype), place(group_->call(root).in, 0, dtype), count * dtype_bytes(dtype));
+    copy_part(address(data, 0, dtype), address(group_->call(root).in, 0, dtype), count * dtype_bytes(dtype));
     group_->meet(rank_);
   }
 
@@ -318,7 +319,7 @@ class LocalCommunicator final : public GatheredTransfers {
   // out = reduction over ranks of elements [first, first + count) of their published buffers.
   void reduce_peers(int64_t first, int64_t count, void* out, DType dtype, ReduceOp op) {
     for (int rank = 0; rank < size(); ++rank)
-      inputs_[static_cast<size_t>(rank)] = place(group_->call(rank).in, first, dtype);
+      inputs_[static_cast<size_t>(rank)] = address(group_->call(rank).in, first, dtype);
     reduce(inputs_, out, count, dtype, op);
   }
 

@@ -38,9 +38,9 @@ class LocalWorldState {
       throw Error(ExitCode::device, "the ranks disagree on group {}: rank {} makes it of {}, rank {} of {}", index,
                   group.first_to_ask, list_ranks(group.ranks), rank, list_ranks(ranks));
     ++num_made_[static_cast<size_t>(rank)];
-    const auto place = std::find(ranks.begin(), ranks.end(), rank);
-    if (place == ranks.end()) return nullptr;
-    return std::move(group.handles[static_cast<size_t>(place - ranks.begin())]);
+    const auto found = std::find(ranks.begin(), ranks.end(), rank);
+    if (found == ranks.end()) return nullptr;
+    return std::move(group.handles[static_cast<size_t>(found - ranks.begin())]);
   }
 
   void leave(int rank) {
@@ -66,8 +66,8 @@ class LocalWorldState {
 
   // Tells the peers that `rank` will not claim its handle.
   static void drop_handle(Group& group, int rank) {
-    const auto place = std::find(group.ranks.begin(), group.ranks.end(), rank);
-    if (place != group.ranks.end()) group.handles[static_cast<size_t>(place - group.ranks.begin())].reset();
+    const auto found = std::find(group.ranks.begin(), group.ranks.end(), rank);
+    if (found != group.ranks.end()) group.handles[static_cast<size_t>(found - group.ranks.begin())].reset();
   }
 
   std::string host_;

@@ -177,7 +177,7 @@ class MpiWorldLinks final : public MpiLinks {
     return shared;
   }
 
-  std::unique_ptr<Transport> connect(const std::vector<int>& ranks, int place, int index) override {
+  std::unique_ptr<Transport> connect(const std::vector<int>& ranks, int rank_in_group, int index) override {
     MPI_Group world = MPI_GROUP_NULL;
     MPI_Group group = MPI_GROUP_NULL;
     MPI_Comm comm = MPI_COMM_NULL;
@@ -188,7 +188,8 @@ class MpiWorldLinks final : public MpiLinks {
     MPI_Group_free(&world);
     MPI_Comm_set_errhandler(comm, MPI_ERRORS_RETURN);
     auto transport = std::make_unique<MpiTransport>(session_, comm);
-    if (transport->rank() != place) throw Error(ExitCode::device, "MPI numbers the ranks of a group in another order");
+    if (transport->rank() != rank_in_group)
+      throw Error(ExitCode::device, "MPI numbers the ranks of a group in another order");
     return transport;
   }
 

@@ -146,14 +146,14 @@ class ProcessWorld final : public World {
 
   std::unique_ptr<Communicator> connect(const std::vector<int>& ranks, const GroupUse& use) {
     const int index = num_groups_++;
-    const auto place = std::find(ranks.begin(), ranks.end(), rank_);
-    if (place == ranks.end()) return nullptr;
+    const auto found = std::find(ranks.begin(), ranks.end(), rank_);
+    if (found == ranks.end()) return nullptr;
     if (ranks.size() == 1) return std::move(make_local_group(1).front());
     auto scratch = use.scratch;
     if (use.reduces && scratch == nullptr) scratch = std::make_shared<ExchangeScratch>(static_cast<int>(ranks.size()));
     std::string name = name_of(ranks);
     if (!use.lane.empty()) name += fmt::format(" (lane {})", use.lane);
-    auto transport = links_->connect(ranks, static_cast<int>(place - ranks.begin()), index);
+    auto transport = links_->connect(ranks, static_cast<int>(found - ranks.begin()), index);
     if (use.patient) transport->be_patient();
     return make_exchange_communicator(std::move(transport), activity_, std::move(name),
                                       use.reduces ? std::move(scratch) : nullptr);
@@ -202,7 +202,7 @@ std::unique_ptr<World> world_of_one() { return std::move(make_local_world(1).fro
 
 std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& options) {
   if (launch.size == 1) return world_of_one();
-  settle_on_node(launch);
+  set_up_on_node(launch);
   require_files(launch);
   const ListenOptions listen_options{find_secret(), options.interface};
   Socket master = launch.rank == 0 ? listen_as_master(launch, listen_options) : Socket();
@@ -222,14 +222,14 @@ std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& 
 std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& options) {
   if (launch.size == 1) return world_of_one();
   if (!launch.mpi) throw Error(ExitCode::device, "{} was not started by MPI", describe(launch));
-  const bool yielding = !settle_on_node(launch);
+  const bool yielding = !set_up_on_node(launch);
   std::optional<Limit> limit(std::in_place, launch, options.timeout, "start MPI", options.refusal);
   std::unique_ptr<MpiLinks> links = start_mpi(launch, yielding);
   // MPI tells where rank 0 listens: no fixed address or port is needed.
   Launch launch_of_master = launch;
   launch_of_master.master_port = 0;
   Socket master;
-  std::string place;
+  std::string contact;
   launch_of_master.master_addresses.clear();
   ListenOptions listen_options{Secret(), options.interface};
   if (launch.rank == 0) {
@@ -237,10 +237,10 @@ std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& 
     std::vector<std::string> addresses = interface_addresses();
     addresses.push_back("127.0.0.1");
     // The secret goes over MPI, which only the ranks can read.
-    place = json_text(
+    contact = json_text(
         Json{{"addresses", addresses}, {"port", port_of(master)}, {"host", launch.host}, {"secret", draw_secret()}});
   }
-  const Json shared = parse_json(links->share(place));
+  const Json shared = parse_json(links->share(contact));
   limit.reset();
   std::vector<std::string> addresses = shared.at("addresses");
   if (shared.at("host") == launch.host) std::rotate(addresses.rbegin(), addresses.rbegin() + 1, addresses.rend());

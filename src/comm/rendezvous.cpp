@@ -286,7 +286,8 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
           prove_to(channel, secret, rendezvous_purpose, std::min(deadline, Clock::now() + proof_patience));
       if (end != CallEnd::proven) {
         found =
-            "what listens there does not know the secret of this run: it is another program, such as a launcher's "
+            "the program that listens there does not know the secret of this run: it is another program, such as a "
+            "launcher's "
             "agent, or "
             "GPTRAIN_SECRET is not the same for all ranks";
         continue;
@@ -303,7 +304,8 @@ void report_to_master(const Launch& launch, const std::vector<std::string>& addr
         rendezvous.channels.push_back(std::move(channel));
         return;
       }
-      found = kind == "other run" ? "another run listens there" : "what listens there is not rank 0 of this run";
+      found = kind == "other run" ? "another run listens there"
+                                  : "the program that listens there is not rank 0 of this run";
     }
     std::this_thread::sleep_for(retry_interval);
   } while (Clock::now() < deadline);

@@ -66,7 +66,7 @@ Socket listen_as_master(const Launch& launch, const ListenOptions& listen_option
 // that is not open. `addresses`: candidate addresses of rank 0, at launch.master_port; rank 0 does not use them.
 // Returns when all ranks have arrived and agree on every fact. Otherwise THROWS Error(device) on all ranks, shortly
 // after the timeout: on rank 0 it names the ranks (and hosts) that did not arrive, arrived twice or differ. On other
-// ranks the message is empty if rank 0 reports the fault, and says why they did not find rank 0 if it cannot. THROWS
+// ranks the message is empty, as rank 0 reports the fault; a rank that did not find rank 0 says why. THROWS
 // Error(requeue) if timeout.stop_wanted() returns true.
 Rendezvous join_rendezvous(const Launch& launch, Socket master, const std::vector<std::string>& addresses,
                            const std::vector<Fact>& facts, const Timeout& timeout,

@@ -19,9 +19,9 @@ class StagedCommunicator final : public GatheredTransfers {
 
   void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) override {
     in_pieces({Operation::all_reduce, dtype, op, 0, count}, 1, [&](int64_t first, int64_t n) {
-      download(staging_, place(data, first, dtype), n, dtype);
+      download(staging_, address(data, first, dtype), n, dtype);
       host_.all_reduce(staging_, n, dtype, op);
-      upload(place(data, first, dtype), staging_, n, dtype);
+      upload(address(data, first, dtype), staging_, n, dtype);
     });
   }
 
@@ -29,34 +29,34 @@ class StagedCommunicator final : public GatheredTransfers {
   void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, ReduceOp op) override {
     in_pieces({Operation::reduce_scatter, dtype, op, 0, count}, size(), [&](int64_t first, int64_t n) {
       for (int rank = 0; rank < size(); ++rank)
-        download(place(staging_, rank * n, dtype), place(in, rank * count + first, dtype), n, dtype);
-      void* const own = place(staging_, rank() * n, dtype);
+        download(address(staging_, rank * n, dtype), address(in, rank * count + first, dtype), n, dtype);
+      void* const own = address(staging_, rank() * n, dtype);
       host_.reduce_scatter(staging_, own, n, dtype, op);
-      upload(place(out, first, dtype), own, n, dtype);
+      upload(address(out, first, dtype), own, n, dtype);
     });
   }
 
   void all_gather(const void* in, void* out, int64_t count, DType dtype) override {
-    const bool own_in_place = in == place(out, rank() * count, dtype);
+    const bool own_in_place = in == address(out, rank() * count, dtype);
     in_pieces({Operation::all_gather, dtype, ReduceOp::sum, 0, count}, size(), [&](int64_t first, int64_t n) {
-      void* const own = place(staging_, rank() * n, dtype);
-      download(own, place(in, first, dtype), n, dtype);
+      void* const own = address(staging_, rank() * n, dtype);
+      download(own, address(in, first, dtype), n, dtype);
       host_.all_gather(own, staging_, n, dtype);
       for (int rank = 0; rank < size(); ++rank) {
         if (rank == this->rank() && own_in_place) continue;
-        upload(place(out, rank * count + first, dtype), place(staging_, rank * n, dtype), n, dtype);
+        upload(address(out, rank * count + first, dtype), address(staging_, rank * n, dtype), n, dtype);
       }
     });
   }
 
   void all_to_all(const void* in, void* out, int64_t count, DType dtype) override {
     in_pieces({Operation::all_to_all, dtype, ReduceOp::sum, 0, count}, 2 * size(), [&](int64_t first, int64_t n) {
-      std::byte* const received = place(staging_, size() * n, dtype);
+      std::byte* const received = address(staging_, size() * n, dtype);
       for (int rank = 0; rank < size(); ++rank)
-        download(place(staging_, rank * n, dtype), place(in, rank * count + first, dtype), n, dtype);
+        download(address(staging_, rank * n, dtype), address(in, rank * count + first, dtype), n, dtype);
       host_.all_to_all(staging_, received, n, dtype);
       for (int rank = 0; rank < size(); ++rank)
-        upload(place(out, rank * count + first, dtype), place(received, rank * n, dtype), n, dtype);
+        upload(address(out, rank * count + first, dtype), address(received, rank * n, dtype), n, dtype);
     });
   }
 
@@ -68,17 +68,17 @@ class StagedCommunicator final : public GatheredTransfers {
     for (int peer = 0; peer < size(); ++peer) {
       const PeerPart& leaves = sent[static_cast<size_t>(peer)];
       const PeerPart& comes = received[static_cast<size_t>(peer)];
-      send(place(in, leaves.first, dtype), leaves.count, dtype, peer);
-      receive(place(out, comes.first, dtype), comes.count, dtype, peer);
+      send(address(in, leaves.first, dtype), leaves.count, dtype, peer);
+      receive(address(out, comes.first, dtype), comes.count, dtype, peer);
     }
     group_end();
   }
 
   void broadcast(void* data, int64_t count, DType dtype, int root) override {
     in_pieces({Operation::broadcast, dtype, ReduceOp::sum, root, count}, 1, [&](int64_t first, int64_t n) {
-      if (rank() == root) download(staging_, place(data, first, dtype), n, dtype);
+      if (rank() == root) download(staging_, address(data, first, dtype), n, dtype);
       host_.broadcast(staging_, n, dtype, root);
-      if (rank() != root) upload(place(data, first, dtype), staging_, n, dtype);
+      if (rank() != root) upload(address(data, first, dtype), staging_, n, dtype);
     });
   }
 
@@ -154,7 +154,7 @@ class StagedCommunicator final : public GatheredTransfers {
         if (t.first_of_pair) body(t);
     };
     for_each_moving([&](const Transfer& t) {
-      if (t.sends()) download(slot(t), place(t.in, t.moved, t.call.dtype), t.moving, t.call.dtype);
+      if (t.sends()) download(slot(t), address(t.in, t.moved, t.call.dtype), t.moving, t.call.dtype);
     });
     host_.group_start();
     for_each_moving([&](const Transfer& t) {
@@ -166,7 +166,7 @@ class StagedCommunicator final : public GatheredTransfers {
     });
     host_.group_end();
     for_each_moving([&](Transfer& t) {
-      if (!t.sends()) upload(place(t.out, t.moved, t.call.dtype), slot(t), t.moving, t.call.dtype);
+      if (!t.sends()) upload(address(t.out, t.moved, t.call.dtype), slot(t), t.moving, t.call.dtype);
       t.moved += t.moving;
     });
     std::erase_if(transfers_, [](const Transfer& t) { return t.first_of_pair && t.moved == t.call.count; });

@@ -187,7 +187,7 @@ class TcpLinks final : public Links {
         outlives_peers_(outlives_peers) {}
 
   // The first group of a pair of ranks connects them: the higher one calls the lower.
-  std::unique_ptr<Transport> connect(const std::vector<int>& ranks, int place, int index) override {
+  std::unique_ptr<Transport> connect(const std::vector<int>& ranks, int rank_in_group, int index) override {
     const auto deadline = Clock::now() + timeout_;
     for (const int rank : ranks)
       if (rank < rank_ && !find(rank)) keep(rank, call(rank, deadline));
@@ -195,7 +195,7 @@ class TcpLinks final : public Links {
       if (rank > rank_ && !find(rank)) keep(rank, await_call(rank, deadline));
     std::vector<std::shared_ptr<Cable>> cables;
     for (const int rank : ranks) cables.push_back(find(rank));
-    return std::make_unique<TcpTransport>(std::move(cables), place, index, outlives_peers_);
+    return std::make_unique<TcpTransport>(std::move(cables), rank_in_group, index, outlives_peers_);
   }
 
   void drop(const std::vector<int>& lost) override {

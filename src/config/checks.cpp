@@ -17,13 +17,13 @@ class AllRules : Rules {
 
   void run() {
     check_presence();
-    settle_model(context_);
-    settle_moe(context_);
+    resolve_model(context_);
+    resolve_moe(context_);
     check_max_documents();
     check_mixture();
-    settle_mesh(context_);
+    resolve_mesh(context_);
     check_context(context_);
-    settle_method(context_);
+    resolve_method(context_);
     check_memory(context_);
     check_moe(context_);
     check_experts(context_);
@@ -175,7 +175,7 @@ int64_t most_ranks_without_fault(const RunConfig& config, const std::set<std::st
 
 }  // namespace
 
-void settle(RunConfig& config, const std::set<std::string>& given, int64_t world_size, Faults& faults) {
+void resolve(RunConfig& config, const std::set<std::string>& given, int64_t world_size, Faults& faults) {
   if (config.parallel.elastic) world_size = most_ranks_without_fault(config, given, world_size, faults);
   AllRules({config, given, world_size, faults}).run();
 }

@@ -12,12 +12,12 @@ namespace gptrain::inline config {
 bool suits_heads(const StepConfig& config);
 bool suits_ring(const StepConfig& config);
 
-// RETURNS whether some ranks that share sequences are on different nodes, if nodes have so many neighbouring ranks
-// each; 0: all ranks are on one node.
+// RETURNS whether some ranks that share sequences are on different nodes, if each node
+// has `ranks_per_node` neighbouring ranks; 0: all ranks are on one node.
 bool leaves_node(const ParallelConfig& parallel, int64_t ranks_per_node);
 
 // Takes a ring in place of heads if the key is "auto", some ranks that share sequences are on different nodes, and the
 // config allows a ring. A parsed config has the choice for one node.
-void settle_context_method(StepConfig& config, bool leaves_node);
+void choose_context_method(StepConfig& config, bool leaves_node);
 
 }  // namespace gptrain::config

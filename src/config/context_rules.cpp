@@ -19,7 +19,7 @@ class ContextRules : Rules {
 
   void run() {
     if (!sound({path, method_path}) || ranks() == 1) return;
-    settle_method();
+    resolve_method();
     is_ring() ? check_ring() : check_heads();
     const std::string setting = fmt::format("{} = {}", path, ranks());
     if (sound({"model.attention_sinks"}) && config_.model.attention_sinks)
@@ -47,7 +47,7 @@ class ContextRules : Rules {
            config_.model.num_heads % config_.parallel.tensor == 0;
   }
 
-  void settle_method() {
+  void resolve_method() {
     ParallelConfig& parallel = config_.parallel;
     if (parallel.context_method != ContextMethod::automatic) return;
     parallel.chooses_context_method = true;
@@ -115,7 +115,7 @@ bool leaves_node(const ParallelConfig& parallel, int64_t ranks_per_node) {
   return ranks_per_node > 0 && ranks_per_node % ranks != 0;
 }
 
-void settle_context_method(StepConfig& config, bool leaves_node) {
+void choose_context_method(StepConfig& config, bool leaves_node) {
   ParallelConfig& parallel = config.parallel;
   if (!parallel.chooses_context_method || parallel.context_method != ContextMethod::heads) return;
   if (leaves_node && suits_ring(config)) parallel.context_method = ContextMethod::ring;

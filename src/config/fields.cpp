@@ -172,10 +172,10 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                                   "results (only zero-bubble-v with a tied head rounds differently)")
               .only_with(pipelined)
               .changeable(),
-          words<P, RankOrder>("parallel.rank_order", &RunConfig::parallel, &P::rank_order,
-                              named_words<RankOrder>(rank_order_names), {},
-                              "axes along which ranks are numbered, that of the nearest ranks first; the dry run shows "
-                              "the links of either order")
+          words<P, RankOrder>(
+              "parallel.rank_order", &RunConfig::parallel, &P::rank_order, named_words<RankOrder>(rank_order_names), {},
+              "order of the axes in the numbers of ranks, the axis of neighbouring ranks first; the dry run shows "
+              "the links of either order")
               .only_with(pipelined)
               .changeable(),
           layers_per_stage_field().only_with(pipelined).changeable(),

@@ -40,10 +40,10 @@ class TreeBuilder final : public nlohmann::json_sax<Json> {
 
   bool parse_error(size_t, const std::string&, const nlohmann::detail::exception&) override {
     const JsonFault fault = find_json_fault(text_, JsonDialect::with_comments);
-    const TextPlace place = place_in_text(text_, fault.at);
+    const TextPosition position = position_in_text(text_, fault.at);
     result_.document = nullptr;
     result_.syntax_error =
-        fmt::format("{}:{}: syntax error: {}", place.line, place.column, json_fault_reason(text_, fault));
+        fmt::format("{}:{}: syntax error: {}", position.line, position.column, json_fault_reason(text_, fault));
     return false;
   }
 

@@ -155,19 +155,19 @@ class Overrides {
     const auto [end, error] = std::from_chars(rest.data() + 1, rest.data() + rest.size(), index);
     rest.remove_prefix(static_cast<size_t>(end - rest.data()));
     const bool readable = error == std::errc{} && (rest == "]" || (rest.starts_with("].") && rest.size() > 2));
-    const Json::json_pointer place = Json::json_pointer() / field.section() / field.key();
-    const bool is_list = document_.contains(place) && document_[place].is_array();
-    const size_t count = is_list ? document_[place].size() : 0;
+    const Json::json_pointer pointer = Json::json_pointer() / field.section() / field.key();
+    const bool is_list = document_.contains(pointer) && document_[pointer].is_array();
+    const size_t count = is_list ? document_[pointer].size() : 0;
     if (!readable || index >= count) {
       return faults_.add(path, show_value(value),
                          fmt::format("names no element of {}; the config's list has {}", field.path,
                                      format_counted(static_cast<int64_t>(count), "element")),
                          fmt::format("the whole value: --set '{}={}'", field.path, field.example));
     }
-    Json& element = document_[place][index];
+    Json& element = document_[pointer][index];
     if (rest != "]") return put(element, std::string(rest.substr(2)), std::move(value));
     if (value.is_null()) {
-      document_[place].erase(index);
+      document_[pointer].erase(index);
     } else {
       element = std::move(value);
     }
@@ -254,7 +254,7 @@ RunConfig parse_config(std::string_view text, std::span<const std::string> overr
     if (!given.contains(field.path) || faults.concern(field.path)) continue;
     field.set(config, document[field.section()][field.key()]);
   }
-  settle(config, given, world_size, faults);
+  resolve(config, given, world_size, faults);
   if (!faults.empty()) throw Error(ExitCode::usage, "{}{}", shorter_run_hint(overrides, config, faults), faults.text());
   return config;
 }
@@ -276,7 +276,7 @@ std::optional<RunConfig> with_derived_values(RunConfig config, int64_t world_siz
   for (const Field& field : fields())
     if (is_shown(field, config)) given.insert(field.path);
   Faults faults;
-  settle(config, given, world_size, faults);
+  resolve(config, given, world_size, faults);
   return faults.empty() ? std::optional(std::move(config)) : std::nullopt;
 }
 

@@ -87,12 +87,12 @@ void add_memory_fields(std::vector<Field>& table) {
                                    {"every_nth", RecomputeKind::every_nth},
                                    {"optimal", RecomputeKind::optimal}},
                                   {},
-                                  "what backward runs again: none (nothing); selective (attention, norms and "
+                                  "parts that the backward pass recomputes: none; selective (attention, norms and "
                                   "activation of each block, but no linear); block (whole blocks); every_nth (every "
                                   "n-th block); optimal (what takes the least time within activation_budget)")
               .changeable(),
           field("memory.recompute_interval", &RunConfig::memory, &M::recompute_interval, IntegerRule{1, 10'000, {}},
-                "n of every_nth: blocks 0, n, 2n, ... are run again")
+                "n of every_nth: blocks 0, n, 2n, ... are recomputed")
               .required("2")
               .only_with(every_nth)
               .changeable(),

@@ -24,8 +24,8 @@ class MeshRules : Rules {
 
   void run() {
     check_tensor_parallel();
-    settle_pipeline();
-    settle_batch();
+    resolve_pipeline();
+    resolve_batch();
   }
 
  private:
@@ -55,7 +55,7 @@ class MeshRules : Rules {
     }
   }
 
-  void settle_pipeline() {
+  void resolve_pipeline() {
     ParallelConfig& parallel = config_.parallel;
     if (parallel.pipeline == 1) return;
     if (!sound({"parallel.pipeline", "parallel.pipeline_schedule", "parallel.virtual_stages", "model.num_layers"}))
@@ -136,7 +136,7 @@ class MeshRules : Rules {
     }
   }
 
-  void settle_batch() {
+  void resolve_batch() {
     if (!sound({"batch.global", "batch.micro", "batch.accumulation", "parallel.tensor"})) return;
     BatchConfig& batch = config_.batch;
     const int64_t data = data_ranks();
@@ -199,6 +199,6 @@ class MeshRules : Rules {
 
 }  // namespace
 
-void settle_mesh(const RuleContext& context) { MeshRules(context).run(); }
+void resolve_mesh(const RuleContext& context) { MeshRules(context).run(); }
 
 }  // namespace gptrain::config

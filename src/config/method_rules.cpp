@@ -16,14 +16,14 @@ class MethodRules : Rules {
   explicit MethodRules(const RuleContext& context) : Rules(context) {}
 
   void run() {
-    settle_precision();
-    settle_optimizer();
+    resolve_precision();
+    resolve_optimizer();
     check_lr_curve();
     check_qk_clip();
   }
 
  private:
-  void settle_optimizer() {
+  void resolve_optimizer() {
     if (!sound({"optimizer.type"})) return;
     OptimizerConfig& optimizer = config_.optimizer;
     const bool lamb = optimizer.type == OptimizerKind::lamb;
@@ -87,7 +87,7 @@ class MethodRules : Rules {
           "\"adamw\"");
   }
 
-  void settle_precision() {
+  void resolve_precision() {
     PrecisionConfig& precision = config_.precision;
     if (!sound({"precision.compute", "precision.residual"})) return;
     if (!is_given("precision.residual")) precision.residual = precision.compute;
@@ -108,11 +108,11 @@ class MethodRules : Rules {
     } else if (precision.linears != precision.compute) {
       fault("precision.linears", fmt::format("must be fp8, or equal to precision.compute: {}", dtype), dtype);
     }
-    settle_weight_gradients(dtype);
+    resolve_weight_gradients(dtype);
   }
 
   // `dtype`: the name of precision.compute.
-  void settle_weight_gradients(const std::string& dtype) {
+  void resolve_weight_gradients(const std::string& dtype) {
     constexpr const char* path = "precision.weight_gradients";
     PrecisionConfig& precision = config_.precision;
     if (!sound({path})) return;
@@ -234,6 +234,6 @@ class MethodRules : Rules {
 
 }  // namespace
 
-void settle_method(const RuleContext& context) { MethodRules(context).run(); }
+void resolve_method(const RuleContext& context) { MethodRules(context).run(); }
 
 }  // namespace gptrain::config

@@ -13,7 +13,7 @@ class ModelRules : Rules {
 
   void run() {
     check_dropout();
-    settle_sizes();
+    resolve_sizes();
     check_attention_pattern();
     check_attention_scale();
     check_rope_patterns();
@@ -30,7 +30,7 @@ class ModelRules : Rules {
     }
   }
 
-  void settle_sizes() {
+  void resolve_sizes() {
     ModelConfig& model = config_.model;
     const bool has_kv_heads = model.num_kv_heads > 0;
     if (!has_kv_heads) model.num_kv_heads = model.num_heads;
@@ -39,11 +39,11 @@ class ModelRules : Rules {
           is_gated(model.activation) ? (8 * model.hidden_size + 191) / 192 * 64 : 4 * model.hidden_size;
     }
     if (!is_given("model.qkv_bias")) model.qkv_bias = model.bias;
-    settle_heads(has_kv_heads);
+    resolve_heads(has_kv_heads);
     check_rope_scaling();
   }
 
-  void settle_heads(bool has_kv_heads) {
+  void resolve_heads(bool has_kv_heads) {
     ModelConfig& model = config_.model;
     if (!sound({"model.hidden_size", "model.num_heads", "model.head_size", "model.positions"})) return;
     if (model.head_size > 0) {
@@ -177,6 +177,6 @@ class ModelRules : Rules {
 
 }  // namespace
 
-void settle_model(const RuleContext& context) { ModelRules(context).run(); }
+void resolve_model(const RuleContext& context) { ModelRules(context).run(); }
 
 }  // namespace gptrain::config

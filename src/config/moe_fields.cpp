@@ -48,7 +48,7 @@ const std::vector<ObjectKey>& moe_keys() {
        IntegerRule{0, 1 << 10, {}}, false, "0"},
       {"shared_ffn_hidden_size", "width of all shared experts together; 0: shared * ffn_hidden_size",
        IntegerRule{0, 1 << 22, {}}, false, "0"},
-      {"every", "from block `first` on, every so many blocks have experts; the others are dense",
+      {"every", "n: from block `first` on, every n-th block has experts; the others are dense",
        IntegerRule{1, 10'000, {}}, false, "1"},
       {"first", "number of the first block with experts; blocks are counted from 0", IntegerRule{0, 9'999, {}}, false,
        "0"},

@@ -12,7 +12,7 @@ class MoeRules : Rules {
  public:
   explicit MoeRules(const RuleContext& context) : Rules(context) {}
 
-  void settle() {
+  void resolve() {
     MoeConfig& moe = config_.model.moe;
     if (!moe.is_on()) return;
     if (moe.ffn_hidden_size == 0) moe.ffn_hidden_size = config_.model.ffn_hidden_size;
@@ -112,7 +112,7 @@ class MoeRules : Rules {
 
 }  // namespace
 
-void settle_moe(const RuleContext& context) { MoeRules(context).settle(); }
+void resolve_moe(const RuleContext& context) { MoeRules(context).resolve(); }
 void check_moe(const RuleContext& context) { MoeRules(context).check(); }
 
 }  // namespace gptrain::config

@@ -15,9 +15,9 @@ constexpr int64_t ranks_of_model(const Sizes& sizes) {
   return sizes.tensor * sizes.context * sizes.pipeline;
 }
 
-// Returns the place of a rank with that number on the context axis. `Sizes`: as ParallelConfig.
+// Returns the ContextRank of context rank `rank`. `Sizes`: as ParallelConfig.
 template <typename Sizes>
-constexpr ContextRank context_place(const Sizes& parallel, int64_t rank) {
+constexpr ContextRank context_rank_at(const Sizes& parallel, int64_t rank) {
   return {parallel.context, rank, parallel.context_method == ContextMethod::ring};
 }
 

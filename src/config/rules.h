@@ -25,15 +25,15 @@ struct RuleContext {
   Faults& faults;
 };
 
-void settle_model(const RuleContext& context);   // shapes of the model
-void settle_moe(const RuleContext& context);     // sizes of experts
-void check_moe(const RuleContext& context);      // experts, and keys that exclude them
-void settle_mesh(const RuleContext& context);    // ranks, stages, and the batch that is divided over them
-void check_context(const RuleContext& context);  // ranks that share sequences
-void check_experts(const RuleContext& context);  // ranks that share experts
-void settle_method(const RuleContext& context);  // precision, optimizer, learning rate
-void check_memory(const RuleContext& context);   // activations saved for backward
-void check_comm(const RuleContext& context);     // compression of gradients
+void resolve_model(const RuleContext& context);   // shapes of the model
+void resolve_moe(const RuleContext& context);     // sizes of experts
+void check_moe(const RuleContext& context);       // experts, and keys that exclude them
+void resolve_mesh(const RuleContext& context);    // ranks, stages, and the batch that is divided over them
+void check_context(const RuleContext& context);   // ranks that share sequences
+void check_experts(const RuleContext& context);   // ranks that share experts
+void resolve_method(const RuleContext& context);  // precision, optimizer, learning rate
+void check_memory(const RuleContext& context);    // activations saved for backward
+void check_comm(const RuleContext& context);      // compression of gradients
 
 inline constexpr int64_t max_int64 = std::numeric_limits<int64_t>::max();
 

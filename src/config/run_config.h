@@ -107,7 +107,7 @@ struct ModelConfig {
   int64_t active_ffn_width(const FfnKind& ffn) const {
     return ffn.is_routed ? moe.top_k * ffn.hidden_size + moe.shared_ffn_hidden_size : ffn.hidden_size;
   }
-  // Returns whether so many ranks can share the FFN of every layer.
+  // Returns whether `ranks` tensor ranks can share the FFN of every layer.
   bool shares_ffn(int64_t ranks) const {
     const auto divides = [&](const FfnKind& ffn) { return ffn.hidden_size % ranks == 0; };
     if (moe.is_on() && (moe.ffn_hidden_size % ranks != 0 || moe.shared_ffn_hidden_size % ranks != 0)) return false;
@@ -191,7 +191,7 @@ struct BatchConfig {
 struct ParallelConfig {
   int64_t tensor = 1;
   int64_t context = 1;         // ranks that share sequences
-  int64_t expert = 1;          // ranks of a stage that hold the experts of a layer between them
+  int64_t expert = 1;          // ranks of a stage over which each layer's experts are spread
   double expert_room = 2;      // rows for which a rank's experts have room, as a multiple of those that it sends
   int64_t pipeline = 1;        // stages
   int64_t virtual_stages = 1;  // chunks of each stage
@@ -201,8 +201,9 @@ struct ParallelConfig {
   int64_t zero = 0;
   bool sequence = false;  // sequence parallelism over the tensor axis
   bool elastic = false;   // use as many data ranks as there are and divide the batch; the other ranks idle
-  ContextMethod context_method = ContextMethod::automatic;  // settled to heads or ring if context > 1
-  bool chooses_context_method = false;                      // the key was "auto"
+  ContextMethod context_method =
+      ContextMethod::automatic;         // loading replaces automatic by heads or ring if context > 1
+  bool chooses_context_method = false;  // the key was "auto"
 };
 
 struct PrecisionConfig {

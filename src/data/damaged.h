@@ -22,7 +22,7 @@ template <typename... Args>
 class BadToken : public Error {
  public:
   BadToken(int64_t position, const std::string& message) : Error(ExitCode::data, message), position_(position) {}
-  int64_t position() const { return position_; }  // place among the file's tokens
+  int64_t position() const { return position_; }  // index in the file's tokens
 
  private:
   int64_t position_;

@@ -93,19 +93,19 @@ std::vector<MixturePhase> phases_of(const Mixture& mixture, const std::vector<do
 std::vector<int64_t> limits_after(const std::vector<MixturePhase>& past, const std::vector<int64_t>& samples,
                                   std::vector<int64_t> limits) {
   if (past.empty() || past.back().until_sample == 0) return limits;
-  const int64_t place = past.back().until_sample;
-  const std::vector<int64_t> given = SampleOrder(past, samples, 0, false).taken_by(place);
+  const int64_t position = past.back().until_sample;
+  const std::vector<int64_t> given = SampleOrder(past, samples, 0, false).taken_by(position);
   for (size_t i = 0; i < limits.size(); ++i) limits[i] = std::max({limits[i], given[i], int64_t{1}});
   return limits;
 }
 
-// The phases of `mixture` up to a place of the order.
-std::vector<MixturePhase> phases_until(const std::vector<MixturePhase>& mixture, int64_t place) {
+// The phases of `mixture` up to a position in the order.
+std::vector<MixturePhase> phases_until(const std::vector<MixturePhase>& mixture, int64_t position) {
   std::vector<MixturePhase> phases;
   int64_t first = 0;
   for (const MixturePhase& phase : mixture) {
-    const bool is_last = phase.until_sample == 0 || phase.until_sample >= place;
-    if (first < place) phases.push_back({is_last ? place : phase.until_sample, phase.weights});
+    const bool is_last = phase.until_sample == 0 || phase.until_sample >= position;
+    if (first < position) phases.push_back({is_last ? position : phase.until_sample, phase.weights});
     if (is_last) break;
     first = phase.until_sample;
   }
@@ -169,18 +169,18 @@ struct Dataset::Impl {
 
   // Tells where an unreadable sample lies, and how a run continues without it, or without the checksum of its block.
   // Documents have the numbers by which `data inspect` shows them.
-  std::string unread(const Error& why, int64_t place, const SampleLocation& location) const {
+  std::string unread(const Error& why, int64_t position, const SampleLocation& location) const {
     const TokenSet& set = sets[location.source];
     const auto [file, tokens] = set.position_of(location.index);
     const auto* const bad = dynamic_cast<const BadToken*>(&why);
-    std::string text = fmt::format("{}; sample {} of the order, {} {} of {}", why.what(), place,
+    std::string text = fmt::format("{}; sample {} of the order, {} {} of {}", why.what(), position,
                                    bad != nullptr ? "in document" : "which begins in document",
                                    set.document_of(file, bad != nullptr ? bad->position() : tokens.first),
                                    sources[location.source].path);
     if (dynamic_cast<const BadChecksum*>(&why) != nullptr) {
       text += "; restore the file or pack it again, or set data.checksums = false to train on it as it is";
     } else if (shuffled) {
-      text += fmt::format("; add {{\"first\": {}, \"count\": 1}} to data.skip_samples to leave it out", place);
+      text += fmt::format("; add {{\"first\": {}, \"count\": 1}} to data.skip_samples to leave it out", position);
     }
     return text;
   }
@@ -202,17 +202,17 @@ struct Dataset::Impl {
   std::optional<int64_t> first_repeat(size_t source) const {
     int64_t first_seen = 0;  // ordinal in the source
     for (const SampleRange& range : left_out.ranges()) {
-      const std::optional<int64_t> place = order.number_of(source, first_seen);
-      if (!place || *place < range.first) break;
+      const std::optional<int64_t> position = order.number_of(source, first_seen);
+      if (!position || *position < range.first) break;
       const int64_t end = range.first + range.count;
-      if (*place < end) first_seen = order.taken_by(end)[source];
+      if (*position < end) first_seen = order.taken_by(end)[source];
     }
     return sample_at(order.number_of(source, (first_seen / samples[source] + 1) * samples[source]));
   }
 
-  // Returns the number of the sample at a place, or of the next one that is not left out.
-  std::optional<int64_t> sample_at(std::optional<int64_t> place) const {
-    return place ? std::optional(*place - left_out.before(*place)) : std::nullopt;
+  // Returns the number of the sample at a position, or of the next one that is not left out.
+  std::optional<int64_t> sample_at(std::optional<int64_t> position) const {
+    return position ? std::optional(*position - left_out.before(*position)) : std::nullopt;
   }
 };
 
@@ -228,12 +228,12 @@ void Dataset::leave_out(LeftOutSamples samples) { impl_->left_out = std::move(sa
 const LeftOutSamples& Dataset::left_out() const { return impl_->left_out; }
 
 void Dataset::read(int64_t sample, int32_t* tokens, int32_t* targets, int32_t* document_starts) const {
-  const int64_t place = impl_->left_out.position_of(sample);
-  const SampleLocation location = impl_->order.locate(place);
+  const int64_t position = impl_->left_out.position_of(sample);
+  const SampleLocation location = impl_->order.locate(position);
   try {
     impl_->read(location, tokens, targets, document_starts);
   } catch (const Error& error) {
-    throw Error(error.code(), "{}", impl_->unread(error, place, location));
+    throw Error(error.code(), "{}", impl_->unread(error, position, location));
   }
 }
 
@@ -271,7 +271,7 @@ std::vector<Dataset::SourceReport> Dataset::report(int64_t num_samples) const {
   for (size_t i = 0; i < impl_->sources.size(); ++i) {
     const double slots_share = static_cast<double>(order.first_slots()[i]) / static_cast<double>(slots_per_cycle);
     const TokenSet& set = impl_->sets[i];
-    const auto places = static_cast<double>(impl_->samples[i] * impl_->sequence_length);
+    const auto positions = static_cast<double>(impl_->samples[i] * impl_->sequence_length);
     const auto targets = static_cast<double>(set.num_tokens() - impl_->samples[i]);
     const double seen_share = static_cast<double>(taken[i]) / static_cast<double>(std::max<int64_t>(num_samples, 1));
     reports.push_back({.path = impl_->sources[i].path,
@@ -280,7 +280,7 @@ std::vector<Dataset::SourceReport> Dataset::report(int64_t num_samples) const {
                        .tokens = set.num_tokens(),
                        .documents = set.num_documents(),
                        .samples = impl_->samples[i],
-                       .padding = set.is_best_fit() ? 1 - targets / places : 0,
+                       .padding = set.is_best_fit() ? 1 - targets / positions : 0,
                        .epochs = static_cast<double>(taken[i]) / static_cast<double>(impl_->samples[i]),
                        .taken = taken[i],
                        .first_repeat = impl_->first_repeat(i)});
@@ -300,8 +300,8 @@ int64_t Dataset::count_bytes(int64_t num_samples, const std::vector<int32_t>& by
 }
 
 int64_t Dataset::num_samples() const {
-  const int64_t places = impl_->order.num_samples();
-  return places == std::numeric_limits<int64_t>::max() ? places : places - impl_->left_out.before(places);
+  const int64_t positions = impl_->order.num_samples();
+  return positions == std::numeric_limits<int64_t>::max() ? positions : positions - impl_->left_out.before(positions);
 }
 
 void require_token_files(const DataConfig& data) {
@@ -321,10 +321,10 @@ Dataset open_training_data(const StepConfig& config, uint64_t seed, const Mixtur
   const auto change = so_far.change.value_or(MixtureSoFar::Change{0, 0});
   Mixture mixture{.temperature = data.temperature,
                   .phases = {},
-                  .past = so_far.change ? phases_until(so_far.phases, change.place) : so_far.phases};
+                  .past = so_far.change ? phases_until(so_far.phases, change.position) : so_far.phases};
   for (const DataPhase& phase : data.phases) {
     if (phase.until_step <= change.step) continue;
-    mixture.phases.push_back({change.place + (phase.until_step - change.step) * config.batch.global, phase.weights});
+    mixture.phases.push_back({change.position + (phase.until_step - change.step) * config.batch.global, phase.weights});
   }
   Dataset opened(data.train, config.model.sequence_length, config.model.vocab_size, seed, true, data.checksums,
                  mixture);

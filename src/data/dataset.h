@@ -19,7 +19,7 @@ namespace gptrain::inline data {
 // Mixing of a run's sources beyond their own weights.
 struct Mixture {
   double temperature = 0;            // see DataConfig; 0: weights are used as given
-  std::vector<MixturePhase> phases;  // the config's phases, until_sample as a place; the sources' own weights follow
+  std::vector<MixturePhase> phases;  // the config's phases, until_sample as a position; the sources' own weights follow
   // Phases before these, of a resumed run. If the last one has no end (until_sample 0), `phases` are not used.
   std::vector<MixturePhase> past = {};
 };
@@ -27,9 +27,9 @@ struct Mixture {
 // The mixture of a run that goes on from a checkpoint.
 struct MixtureSoFar {
   std::vector<MixturePhase> phases;  // Dataset::mixture() of the run that saved
-  // Step and place from which the config's mixture holds instead; none: `phases` continue.
+  // Step and position from which the config's mixture holds instead; none: `phases` continue.
   struct Change {
-    int64_t step, place;
+    int64_t step, position;
   };
   std::optional<Change> change;
 };
@@ -44,8 +44,8 @@ struct MixtureSoFar {
 // In a source packed into samples (TokenFile::best_fit_length) a sample is one of these: up to T + 1 tokens, without
 // overlap. The rest of its T positions is padding: token 0 in a document of its own, with a target that does not count.
 //
-// Left-out samples have no number; the others keep their places in the order. A place is thus a sample's number with
-// left-out samples counted (SampleOrder), and a sample's number counts those that a run sees.
+// Left-out samples have no number; the others keep their positions in the order. A position is thus a sample's number
+// with left-out samples counted (SampleOrder), and a sample's number counts those that a run sees.
 class Dataset {
  public:
   // Opens and checks every file. Throws Error(data), with file and byte, for files that are missing, truncated,
@@ -58,7 +58,7 @@ class Dataset {
 
   // Leaves out these samples, and no others, from now on. REQUIRES: no concurrent read.
   void leave_out(LeftOutSamples samples);
-  // Returns the samples that are left out, by place.
+  // Returns the samples that are left out, by position.
   const LeftOutSamples& left_out() const;
 
   // Reads a sample by its number, of T positions: tokens[t] = sample[t]; targets[t] = sample[t + 1], or -1 if it does
@@ -85,7 +85,7 @@ class Dataset {
   };
   // The identity of each source. Throws Error(data): a file cannot be read.
   std::vector<SourceRecord> sources() const;
-  // The phases of the order, in places (SampleOrder::mixture).
+  // The phases of the order, in positions (SampleOrder::mixture).
   std::vector<MixturePhase> mixture() const;
   // Returns a report of each source for a run of `num_samples` samples. Reads no tokens.
   std::vector<SourceReport> report(int64_t num_samples) const;

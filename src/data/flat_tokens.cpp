@@ -59,7 +59,8 @@ FlatTokens read_npy(MappedFile file) {
   const std::string shape = fmt::format("'shape': ({},)", tokens);
   if (first + tokens * dtype_bytes(*dtype) != file.size_bytes() || text.find(shape) == std::string_view::npos)
     damaged(file, npy_start_bytes, "the array must have one dimension, as long as the file: {}", shape);
-  if (first % dtype_bytes(*dtype) != 0) damaged(file, first, "the array begins at no multiple of its tokens' size");
+  if (first % dtype_bytes(*dtype) != 0)
+    damaged(file, first, "the array does not begin at a multiple of its tokens' size");
   return {std::move(file), TokenFormat::npy, *dtype, first};
 }
 

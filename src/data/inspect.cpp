@@ -261,9 +261,9 @@ std::string summary(const std::vector<TokenFile>& files, const std::string& path
   const int64_t length = files.front().best_fit_length();
   if (length == 0) return text;
   const int64_t samples = sum_of(files, [](const TokenFile& file) { return file.num_samples(); });
-  const auto places = static_cast<double>(samples * length);
+  const auto positions = static_cast<double>(samples * length);
   return text + fmt::format("in {} of {} tokens, {:.2f}% of them padding\n", format_counted(samples, "sample"),
-                            format_grouped(length), 100 * (1 - static_cast<double>(tokens - samples) / places));
+                            format_grouped(length), 100 * (1 - static_cast<double>(tokens - samples) / positions));
 }
 
 }  // namespace

@@ -23,17 +23,17 @@ LeftOutSamples::LeftOutSamples(std::vector<SampleRange> ranges) {
 }
 
 int64_t LeftOutSamples::position_of(int64_t sample) const {
-  int64_t place = sample;
+  int64_t position = sample;
   for (const SampleRange& range : ranges_) {
-    if (place < range.first) break;
-    place += range.count;
+    if (position < range.first) break;
+    position += range.count;
   }
-  return place;
+  return position;
 }
 
-int64_t LeftOutSamples::before(int64_t place) const {
+int64_t LeftOutSamples::before(int64_t position) const {
   int64_t count = 0;
-  for (const SampleRange& range : ranges_) count += std::clamp<int64_t>(place - range.first, 0, range.count);
+  for (const SampleRange& range : ranges_) count += std::clamp<int64_t>(position - range.first, 0, range.count);
   return count;
 }
 

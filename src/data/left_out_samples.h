@@ -9,8 +9,8 @@
 
 namespace gptrain::inline data {
 
-// Maps a run's sample numbers to places of the data's order, both counted from 0: sample n is the n-th place that is
-// not left out. Only the constructor allocates.
+// Maps a run's sample numbers to positions in the data's order, both counted from 0: sample n is the n-th position that
+// is not left out. Only the constructor allocates.
 class LeftOutSamples {
  public:
   LeftOutSamples() = default;
@@ -20,8 +20,8 @@ class LeftOutSamples {
   // Ascending, with gaps between them.
   const std::vector<SampleRange>& ranges() const { return ranges_; }
   int64_t position_of(int64_t sample) const;
-  // Returns the number of left-out places below `place`.
-  int64_t before(int64_t place) const;
+  // Returns the number of left-out positions below `position`.
+  int64_t before(int64_t position) const;
 
  private:
   std::vector<SampleRange> ranges_;

@@ -125,18 +125,18 @@ WatchedMapping* watch(const void* memory, size_t bytes) {
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   take_over_bus_errors();
-  WatchedMapping* place = watched_mappings;
-  while (place != nullptr && place->begin != 0) place = place->next;
-  const bool is_new = place == nullptr;
-  if (is_new) place = new WatchedMapping;
-  place->unreadable = -1;
-  place->end = reinterpret_cast<uintptr_t>(memory) + bytes;
-  place->begin = reinterpret_cast<uintptr_t>(memory);
+  WatchedMapping* entry = watched_mappings;
+  while (entry != nullptr && entry->begin != 0) entry = entry->next;
+  const bool is_new = entry == nullptr;
+  if (is_new) entry = new WatchedMapping;
+  entry->unreadable = -1;
+  entry->end = reinterpret_cast<uintptr_t>(memory) + bytes;
+  entry->begin = reinterpret_cast<uintptr_t>(memory);
   if (is_new) {
-    place->next = watched_mappings;
-    watched_mappings = place;
+    entry->next = watched_mappings;
+    watched_mappings = entry;
   }
-  return place;
+  return entry;
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ struct StagePlan {
 };
 
 // Vectors "by kind" have one element for each stage s and tensor rank t of T, at position s T + t. Each
-// element is the value of the first data rank; other data ranks differ by the padding between tensors.
+// element is the value of the first of the ranks there; the others differ by the padding between tensors.
 struct WorldPlan {
   ModelSpec spec;
   LaneTraffic traffic{};     // sent by rank 0

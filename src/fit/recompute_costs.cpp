@@ -85,7 +85,7 @@ RecomputeCounts RecomputeCosts::counts(const UnitChoices& choices) const {
     if (!stages.runs(unit)) continue;
     const UnitChoice& choice = choices[static_cast<size_t>(unit)];
     (choice.keeps_part              ? counts.in_part
-     : choice.recompute_from < 0    ? counts.kept
+     : choice.recompute_from < 0    ? counts.saving_all
      : choice.recompute_from < unit ? counts.from_before
                                     : counts.alone) += 1;
     counts.offloaded += choice.offload.any() ? 1 : 0;
@@ -148,7 +148,7 @@ ChainUnit RecomputeCosts::chain_unit(int32_t unit, const StepPlan& whole, const 
   if (whole_.options.flow.gathers_weights())  // recomputation gathers the weights once more
     made.forward_seconds += gather_seconds(whole, unit, target_);
   if (in_parts == nullptr || kind != UnitKind::block) return made;
-  made.part_bytes = unit_bytes(in_parts_->bytes, BufferKind::kept, unit);
+  made.part_bytes = unit_bytes(in_parts_->bytes, BufferKind::saved_for_recompute, unit);
   made.rest_bytes = saved_bytes(in_parts_->bytes, unit);
   made.rest_seconds = seconds_of_pass(*in_parts, ActionKind::recompute, unit);
   return made;

@@ -24,7 +24,7 @@ struct RecomputePoint {
 
 // Number of a stage's blocks by how they are treated. The first four add up to all blocks.
 struct RecomputeCounts {
-  int64_t kept = 0;
+  int64_t saving_all = 0;
   int64_t in_part = 0;      // the outputs of the linears are kept, the rest is recomputed
   int64_t alone = 0;        // recomputed from their own input
   int64_t from_before = 0;  // recomputed together with preceding blocks, whose outputs are not kept

@@ -18,7 +18,8 @@ struct GroupSpan {
 
   double on_a_node() const { return ranks / nodes; }
 };
-// Returns the place of the group of `ranks` (any order) in a run of `world_size` ranks, which fill node after node.
+// Returns the nodes and links of the group of `ranks` (any order) in a run of `world_size` ranks, which fill node after
+// node.
 GroupSpan span_of(const std::vector<int64_t>& ranks, int64_t gpus_per_node, int64_t world_size);
 
 enum class Algorithm : uint8_t {

@@ -96,7 +96,7 @@ std::string_view spending_name(size_t spending) {
 }
 
 size_t spending_of(const Event& event) {
-  if (event.kind == Event::Kind::collective) return lane_spending(static_cast<size_t>(event.place.lane));
+  if (event.kind == Event::Kind::collective) return lane_spending(static_cast<size_t>(event.channel.lane));
   if (event.kind == Event::Kind::copy) return static_cast<size_t>(Spending::copies);
   switch (event.products.kind) {
     case ProductShape::Kind::plain:
@@ -126,24 +126,24 @@ EventTimes::EventTimes(const Machine& machine, const StepConfig& config, int64_t
   if (config.parallel.sequence)
     machine_->software.overlaps[static_cast<size_t>(LaneKind::tensor)] = machine.software.overlaps_sequence;
   for (size_t kind = 0; kind < num_group_kinds; ++kind) {
-    places_[kind] = span_of(group_ranks(config, mesh, rank, static_cast<GroupKind>(kind)),
-                            machine.cluster.gpus_per_node, mesh.world_size());
+    spans_[kind] = span_of(group_ranks(config, mesh, rank, static_cast<GroupKind>(kind)), machine.cluster.gpus_per_node,
+                           mesh.world_size());
   }
 }
 
 CollectiveTime EventTimes::collective(const Event& event) const {
-  const GroupSpan& place = places_[static_cast<size_t>(event.place.group)];
+  const GroupSpan& span = spans_[static_cast<size_t>(event.channel.group)];
   const auto bytes = static_cast<double>(event.bytes_moved);
   const Operation operation = operation_of(event);
   // Ranks that share sequences send and receive together; the time of the send is that of both.
-  if (operation == Operation::receive && static_cast<GroupKind>(event.place.group) == GroupKind::context)
+  if (operation == Operation::receive && static_cast<GroupKind>(event.channel.group) == GroupKind::context)
     return {0, Algorithm::direct};
   if (machine_->cluster.measured) {
-    return {measured_collective_seconds(*machine_->cluster.measured, machine_->way, std::llround(place.ranks),
+    return {measured_collective_seconds(*machine_->cluster.measured, machine_->way, std::llround(span.ranks),
                                         world_size_, operation, bytes),
             Algorithm::direct};
   }
-  return collective_time(machine_->cluster, place, operation, bytes);
+  return collective_time(machine_->cluster, span, operation, bytes);
 }
 
 double EventTimes::op_seconds(const Event& op) const {

@@ -85,7 +85,7 @@ class EventTimes {
   double op_seconds(const Event& op) const;
 
   std::optional<Machine> machine_;
-  std::array<GroupSpan, num_group_kinds> places_{};
+  std::array<GroupSpan, num_group_kinds> spans_{};
   int64_t tensor_ranks_ = 1;
   int64_t rows_ = 0;  // tokens of a micro-batch
   int64_t world_size_ = 1;

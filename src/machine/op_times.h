@@ -31,9 +31,9 @@ double own_attention_seconds(const DeviceProfile& device, const ProductShape& he
 
 // How a trainer computes attention.
 enum class AttentionKernels : uint8_t {
-  own,      // by a library, but by gptrain's own kernels where ProductShape::own says so
-  library,  // by a library always
-  unfused
+  own,      // by gptrain's own kernels if ProductShape::own is true, otherwise by a library
+  library,  // always by a library
+  unfused   // by separate products, with the scores in memory
 };
 // Returns the seconds of any op, launches included.
 double op_seconds(const DeviceProfile& device, const Event& op, AttentionKernels attention);

@@ -8,13 +8,13 @@ namespace gptrain::inline machine {
 namespace {
 
 // Position of a size on an axis.
-struct Place {
+struct GridPosition {
   size_t low;     // index of the grid point below it
   double share;   // distance from grid point `low` over the distance to the next one, both in logarithms
   double beyond;  // log(size / smallest) below the axis, log(size / largest) above it, otherwise 0
 };
 
-Place place_on(const std::vector<double>& axis, double size) {
+GridPosition position_on(const std::vector<double>& axis, double size) {
   if (size <= axis.front()) return {0, 0, std::log(size / axis.front())};
   if (size >= axis.back()) return {axis.size() - 1, 0, std::log(size / axis.back())};
   const auto above = static_cast<size_t>(std::upper_bound(axis.begin(), axis.end(), size) - axis.begin());
@@ -52,11 +52,12 @@ RateTable::RateTable(Kind kind, const std::vector<std::vector<double>>& rows) : 
 }
 
 double RateTable::at(std::span<const double> sizes) const {
-  std::vector<Place> places;
+  std::vector<GridPosition> positions;
   double beyond = 0;
   for (size_t i = 0; i < axes_.size(); ++i) {
-    places.push_back(place_on(axes_[i], sizes[i]));
-    if (kind_ != Kind::ratio && (kind_ == Kind::rate) == (places.back().beyond < 0)) beyond += places.back().beyond;
+    positions.push_back(position_on(axes_[i], sizes[i]));
+    if (kind_ != Kind::ratio && (kind_ == Kind::rate) == (positions.back().beyond < 0))
+      beyond += positions.back().beyond;
   }
   double log_value = 0;
   for (size_t corner = 0; corner < size_t{1} << axes_.size(); ++corner) {
@@ -64,8 +65,8 @@ double RateTable::at(std::span<const double> sizes) const {
     size_t at = 0;
     for (size_t i = 0; i < axes_.size(); ++i) {
       const bool high = (corner >> i & 1) != 0;
-      weight *= high ? places[i].share : 1 - places[i].share;
-      at = at * axes_[i].size() + std::min(places[i].low + (high ? 1 : 0), axes_[i].size() - 1);
+      weight *= high ? positions[i].share : 1 - positions[i].share;
+      at = at * axes_[i].size() + std::min(positions[i].low + (high ? 1 : 0), axes_[i].size() - 1);
     }
     if (weight > 0) log_value += weight * std::log(values_[at]);
   }

@@ -1,5 +1,5 @@
-// Where a rank stands: rank <-> (tensor, context, data, pipeline) coordinates, and the groups along the axes. Ranks of
-// a stage have a second place among its experts.
+// Coordinates of ranks: rank <-> (tensor, context, data, pipeline) coordinates, and the groups along the axes. Ranks of
+// a stage have a second set of coordinates, on the mesh of its experts.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ struct MeshPoint {
 };
 
 // Sizes of the mesh of experts: each expert's layers are cut over `tensor` ranks, and the experts are spread over
-// `expert` groups of that many ranks. All other ranks of a stage, expert_data, hold copies of the same experts'
+// `expert` groups of that many ranks. All other ranks of a stage, expert_data, hold replicas of the same experts'
 // parameters.
 struct ExpertSizes {
   int64_t tensor = 1;

@@ -124,7 +124,7 @@ void AttentionBranch::recompute_core(const LayerCall& call) {
   WorkspaceFrame frame(*call.workspace);
   const Matrix qkv = fused(call, frame);
   const QueryKeyValue ready = operands(call, qkv, frame);
-  // Without QK-norm, forward has transformed the `kept` matrix in place.
+  // Without QK-norm, forward has transformed the `saved_for_recompute` matrix in place.
   if (model().qk_norm) transform_queries(call, split(qkv), ready);
   out_->keep_input(call, {attend(call, ready, frame)});
 }

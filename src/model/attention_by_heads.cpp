@@ -15,7 +15,7 @@ namespace {
 // than the heads of keys share these.
 HeadCounts context_rank_heads(const LayerContext& context) {
   const HeadCounts heads = tensor_rank_heads(context);
-  const int64_t ranks = context.context.place.size;
+  const int64_t ranks = context.context.axis.size;
   return {heads.queries / ranks, std::max<int64_t>(1, heads.keys / ranks)};
 }
 
@@ -29,7 +29,7 @@ class AttentionByHeads final : public AttentionCore {
   bool reads_operands() const override { return false; }
 
  private:
-  int64_t num_ranks() const { return context_.context.place.size; }
+  int64_t num_ranks() const { return context_.context.axis.size; }
   int64_t q_width() const { return heads_.queries * model().head_size; }
   int64_t kv_width() const { return heads_.keys * model().head_size; }
   // RETURNS the first column of the keys and values that a rank's queries read, in this rank's rows.
@@ -64,7 +64,7 @@ class AttentionByHeads final : public AttentionCore {
 AttentionByHeads::AttentionByHeads(const LayerContext& context, LayerLayout& layout, const Design& design)
     : AttentionCore(context, layout, design, context_rank_heads(context),
                     context.tensor.rank() * tensor_rank_heads(context).queries +
-                        context.context.place.rank * context_rank_heads(context).queries) {
+                        context.context.axis.rank * context_rank_heads(context).queries) {
   const int64_t rows = context.shape.batch * context.shape.sequence_length;
   qkv_ = layout.save({"attention.qkv_of_heads", context.compute(), rows, q_width() + 2 * kv_width()});
   o_ = layout.save({"attention.o_of_heads", context.compute(), rows, q_width()});

@@ -69,7 +69,7 @@ class AttentionCore {
  private:
   Dropout dropout(const LayerCall& call) const;
   AttentionMask mask(const LayerCall& call) const;
-  // RETURNS the place of these heads in the statistic of head scores; not given if it is not collected.
+  // RETURNS the elements of these heads in the statistic of head scores; not given if it is not collected.
   Matrix largest_scores(const LayerCall& call) const;
 
   const Design design_;
@@ -81,7 +81,9 @@ class AttentionCore {
 // layout outlive it; it is made before layout.finish().
 std::unique_ptr<AttentionCore> make_attention_core(const LayerContext& context, LayerLayout& layout,
                                                    const AttentionCore::Design& design);
-// RETURN the cores of a rank with parts of sequences.
+// RETURN the cores of a rank with parts of sequences: attention by heads exchanges tokens for heads by all-to-alls
+// (DeepSpeed-Ulysses); ring attention passes keys and values from rank to rank. Both use the lane of ContextParallel,
+// so all ranks that share sequences call forward and backward in the same order.
 std::unique_ptr<AttentionCore> make_attention_by_heads(const LayerContext& context, LayerLayout& layout,
                                                        const AttentionCore::Design& design);
 std::unique_ptr<AttentionCore> make_ring_attention(const LayerContext& context, LayerLayout& layout,

@@ -41,9 +41,9 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
   // If the branch's gradient equals the stream's, it has no copy, and W reads d_output.
   if (ffn_->weight_reads_output_gradient()) records.use_of(UnitPass::backward_weight).reads.add(d_output);
   if (layout_.keeps_products()) {
-    records.use_of(UnitPass::forward).writes.add(kept);
-    records.use_of(UnitPass::recompute).reads.add(kept);
-    records.use_of(UnitPass::backward_input).reads.add(kept);
+    records.use_of(UnitPass::forward).writes.add(saved_for_recompute);
+    records.use_of(UnitPass::recompute).reads.add(saved_for_recompute);
+    records.use_of(UnitPass::backward_input).reads.add(saved_for_recompute);
   }
   design_ = {.kind = UnitKind::block,
              .gives_amax = gives_amax,

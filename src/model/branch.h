@@ -36,8 +36,8 @@ class Branch {
   // records. `part` may alias `in.branch`.
   Matrix forward(const LayerCall& call, const NormInput& in, const Matrix& part, bool with_output,
                  WorkspaceFrame& frame);
-  // Runs everything but the products again: fills the saved records from the `kept` record and from `x`, the stream
-  // before the branch.
+  // Recomputes everything but the products: fills the saved records from the `saved_for_recompute` record and from `x`,
+  // the stream before the branch.
   virtual void recompute(const LayerCall& call, const Matrix& x) = 0;
   virtual void backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) = 0;
   // `d_out`: gradient of the stream after the branch, used if weight_reads_output_gradient.

@@ -8,13 +8,13 @@ namespace gptrain::inline model {
 
 // A rank's access to the ranks that share its sequences. The caller owns group and lane.
 struct ContextParallel {
-  ContextRank place = {};
+  ContextRank axis = {};
   Communicator* group = nullptr;  // group of the lane; null: one rank
   Lane* lane = nullptr;           // null: one rank
 
-  bool is_split() const { return place.size > 1; }
+  bool is_split() const { return axis.size > 1; }
   // Whether ranks receive keys and values of others (ContextMethod::ring); false: they exchange tokens for heads.
-  bool is_ring() const { return is_split() && place.has_pair; }
+  bool is_ring() const { return is_split() && axis.has_pair; }
 };
 
 }  // namespace gptrain::model

@@ -1,4 +1,4 @@
-// The expert axis in the model's layers: ranks hold a layer's experts between them, and exchange tokens.
+// The expert axis in the model's layers: each rank holds some of a layer's experts, and ranks exchange tokens.
 #pragma once
 
 #include <cstdint>
@@ -8,24 +8,24 @@
 
 namespace gptrain::inline model {
 
-// The largest number of rows that a rank's experts would have received without room for them.
+// The largest number of rows for a rank's experts that exceeded their capacity, if any did.
 struct ExpertOverflow {
-  int64_t rows = 0;  // 0: there was always room
-  int64_t room = 0;  // rows for which there is room
-  int64_t layer = 0;
+  int64_t rows = 0;      // rows that the routers chose; 0: the capacity always sufficed
+  int64_t capacity = 0;  // rows for which the rank has memory
+  int64_t layer = 0;     // number of the block
 
   bool any() const { return rows > 0; }
 };
 
 // A rank's access to the ranks that share its experts. The caller owns group, lane and `overflow`.
 struct ExpertParallel {
-  ExpertRank place = {};
-  double room = 1;                     // rows that a rank has room for, as a multiple of those it sends
+  ExpertRank axis = {};
+  double capacity_factor = 1;          // rows for which a rank has memory, over the rows that it sends
   Communicator* group = nullptr;       // group of the lane; null: one rank
   Lane* lane = nullptr;                // null: one rank
-  ExpertOverflow* overflow = nullptr;  // filled in by a rank of a group with an overflow; null: plans
+  ExpertOverflow* overflow = nullptr;  // written by all ranks of the group if one of them overflows; null: in plans
 
-  bool is_split() const { return place.size > 1; }
+  bool is_split() const { return axis.size > 1; }
 };
 
 }  // namespace gptrain::model

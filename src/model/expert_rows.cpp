@@ -1,4 +1,4 @@
-// Rows of experts that are all on this rank: copies of the tokens' rows, in the order of a router's places.
+// Rows of experts that are all on this rank: copies of the tokens' rows, in the order of the router's slots.
 #include "model/expert_rows.h"
 
 namespace gptrain::inline model {

@@ -1,4 +1,5 @@
-// Ways of rows to the experts of a mixture and back, by where the experts are: all on this rank, or spread over ranks.
+// Dispatch of rows to the experts of a mixture, and their return, whether all experts are on this rank or they are
+// spread over ranks.
 #pragma once
 
 #include <memory>
@@ -14,38 +15,45 @@ struct RoutedFields {
   LayerLayout::Field offsets;  // [1, E + 1]
 };
 
-// REQUIRES: all ranks that share experts call in the same order.
+// Dispatches the rows of one layer; the FFN branch with experts (routed.cpp) calls it. If experts are spread over
+// ranks, route, send_... and take_back... exchange rows on the lane of ExpertParallel: all ranks that share experts
+// call them in the same order. Functions of W (inputs, gradients) exchange nothing.
 class ExpertRows {
  public:
   virtual ~ExpertRows() = default;
   ExpertRows(const ExpertRows&) = delete;
   ExpertRows& operator=(const ExpertRows&) = delete;
 
-  // RETURN the number of this rank's experts, the first of them, and the bound of their rows, R.
+  // RETURN the number of this rank's experts, the number of the first of them in the layer, and R, the most rows that
+  // they can get.
   virtual int64_t experts() const = 0;
   virtual int64_t first_expert() const = 0;
   virtual int64_t rows() const = 0;
-  // RETURNS the rows that this rank's experts get if all experts get equally many; -1: R.
+  // RETURNS the rows that this rank's experts get if all experts get equally many; -1: R rows.
   virtual int64_t expected_rows() const = 0;
 
-  // Learns from a router's results which rows go where, and fills offsets() and weights(). Called in every pass in
-  // which a router chooses.
+  // Reads from the router's results which rows go to which expert, and fills offsets(), the first row of each expert
+  // and then the number of rows, and weights(), the router's weight of each row. Call in each pass that runs the router
+  // (forward, recompute), after it and before the functions below.
   virtual void route(const LayerCall& call) = 0;
   virtual Matrix offsets(const LayerCall& call) const = 0;  // [1, experts() + 1]
   virtual Matrix weights(const LayerCall& call) const = 0;  // [1, R]
 
-  // Bring `x`, [N, h], to the rows of the experts, [R, h]: inputs in passes in which a router chooses, gradients of
-  // results in B. RETURN them, in records or in `frame`.
+  // Send the tokens' rows `x`, [N, h], to their experts: inputs in passes that run the router, gradients of the
+  // experts' results in B. RETURN the rows of this rank's experts, [R, h], in a record or in `frame`.
   virtual Matrix send_inputs(const LayerCall& call, const Matrix& x, WorkspaceFrame& frame) = 0;
   virtual Matrix send_gradients(const LayerCall& call, const Matrix& x, WorkspaceFrame& frame) = 0;
-  // RETURN the same again, in W. `x` as before.
+  // RETURN the rows that send_inputs and send_gradients have returned, in W. `x`: the same rows of tokens, read only if
+  // gathers_again().
   virtual Matrix inputs(const LayerCall& call, const Matrix& x, WorkspaceFrame& frame) = 0;
   virtual Matrix gradients(const LayerCall& call, const Matrix& x, WorkspaceFrame& frame) = 0;
-  // Whether W reads gradients of results from the `x` of B.
+  // Returns true if W gathers the experts' rows from `x` again, so that the caller must keep it until then. False: they
+  // are in records.
   virtual bool gathers_again() const = 0;
 
-  // RETURN the experts' results in the order of a router's places: rows, [R, h], as [N k, h], and numbers, [1, R], as
-  // [1, N k]; in `frame` unless they are in that order already.
+  // Return the experts' results to the ranks of their tokens. RETURN them in the order of the router's slots
+  // (RouteTokens): rows, [R, h], as [N k, h], and one number for each row, [1, R], as [1, N k]; in `frame` unless they
+  // are in that order already.
   virtual Matrix take_back(const LayerCall& call, const Matrix& of_experts, WorkspaceFrame& frame) = 0;
   virtual Matrix take_back_numbers(const LayerCall& call, const Matrix& of_experts, WorkspaceFrame& frame) = 0;
 
@@ -53,7 +61,8 @@ class ExpertRows {
   ExpertRows() = default;
 };
 
-// RETURNS the way for the context's experts. `layer`: number of the block. REQUIRES: context and layout outlive it.
+// RETURNS the dispatch for LayerContext::experts, and declares its records in `layout`. `layer`: number of the block.
+// REQUIRES: context and layout outlive it. Layers call make_expert_rows, which calls the other if experts are spread.
 std::unique_ptr<ExpertRows> make_expert_rows(const LayerContext& context, LayerLayout& layout, int64_t layer,
                                              const RoutedFields& routed);
 std::unique_ptr<ExpertRows> make_spread_expert_rows(const LayerContext& context, LayerLayout& layout, int64_t layer,

@@ -1,4 +1,4 @@
-// Ways of rows between the ranks of a group that hold experts between them.
+// The rows that ranks exchange if each holds some of a layer's experts.
 #pragma once
 
 #include <algorithm>
@@ -7,8 +7,9 @@
 
 namespace gptrain::inline model {
 
-// Each rank of the group has a run of as many experts. A rank has places of rows, ordered by expert (RouteTokens), and
-// sends the rank of an expert a range of them: all rows for its experts, or the rank's share of them.
+// Each rank of the group holds a run of experts, all of the same length. A rank's slots (RouteTokens) are sorted by
+// expert, so the rows for another rank's experts are one range of them. The rank sends this range, or its share of it
+// if neighbouring ranks have the same rows.
 struct ExpertSpread {
   int64_t ranks = 1;        // ranks of the group
   int64_t experts = 1;      // experts of all ranks
@@ -20,21 +21,21 @@ struct ExpertSpread {
     int64_t first, count;
   };
   int64_t own_experts() const { return experts / ranks; }
-  // RETURNS the places of rank `from` with rows for rank `to`. `starts`: for each rank the first place of each expert,
-  // then the number of places.
-  Range places_for(const std::vector<int32_t>& starts, int64_t from, int64_t to) const {
+  // RETURNS the slots of rank `from` with rows for rank `to`. `starts`: for each rank the first slot of each expert,
+  // then the number of slots.
+  Range rows_for(const std::vector<int32_t>& starts, int64_t from, int64_t to) const {
     const int32_t* const first = starts.data() + from * (experts + 1) + to * own_experts();
     return {first[0], first[own_experts()] - first[0]};
   }
-  // RETURNS those of them that the rank sends, if there is room.
+  // RETURNS the part of rows_for that the rank sends if `bound` allows it.
   Range sent(const std::vector<int32_t>& starts, int64_t from, int64_t to) const {
-    const auto [first, count] = places_for(starts, from, to);
+    const auto [first, count] = rows_for(starts, from, to);
     const int64_t share = (first_share + from) % shares;
     const int64_t begin = first + count * share / shares;
     return {begin, first + count * (share + 1) / shares - begin};
   }
-  // Calls body(from, range) for all senders to a rank, with ranges that are cut where there is no room. RETURNS the
-  // rows without a cut.
+  // Calls body(from, range) for all senders to rank `to`, with the ranges that it receives: a range is cut where
+  // `bound` is reached. RETURNS the number of rows without cuts; more than `bound`: rows were lost.
   template <typename Body>
   int64_t each_sender(const std::vector<int32_t>& starts, int64_t to, const Body& body) const {
     int64_t rows = 0;
@@ -47,8 +48,8 @@ struct ExpertSpread {
   }
 };
 
-// The order of rows that a rank has received, sender by sender and of each by expert, as rows of its experts: by
-// expert, and of each by sender.
+// Permutation of the rows that a rank receives. They arrive by sender, and from each sender by expert; the rank's
+// experts take them by expert, and for each expert by sender. REQUIRES: arrange is called before the others.
 class RowArrangement {
  public:
   explicit RowArrangement(const ExpertSpread& spread)
@@ -56,6 +57,7 @@ class RowArrangement {
         offsets_(static_cast<size_t>(spread.own_experts()) + 1),
         runs_(static_cast<size_t>(spread.ranks * spread.own_experts())) {}
 
+  // Computes the permutation for rank `rank` of the group. `starts`: see ExpertSpread::rows_for.
   void arrange(const std::vector<int32_t>& starts, int64_t rank) {
     const int64_t own = spread_.own_experts();
     int32_t number = 0;
@@ -82,8 +84,8 @@ class RowArrangement {
 
   // RETURNS the first row of each expert, then the number of rows.
   const std::vector<int32_t>& offsets() const { return offsets_; }
-  // Calls body(first, count) for runs of numbers of received rows in the order of the experts' rows, and the other way
-  // round.
+  // each_number calls body(first, count) for runs of arrival numbers in the order of the experts' rows; each_row for
+  // runs of experts' rows in the order of arrival.
   template <typename Body>
   void each_number(const Body& body) const {
     for (int64_t expert = 0; expert < spread_.own_experts(); ++expert)

@@ -87,7 +87,8 @@ class Fp8WeightLinear : public Linear {
   // RETURNS the multiply-adds, without padding, of a product with the weight.
   int64_t true_terms() const { return context_.tensor.all_rows() * design_.weight.true_rows * design_.weight.cols; }
 
-  // RETURNS the bias if this rank adds it, else a matrix that is not given: a sum over ranks has the bias once.
+  // RETURNS the bias if this rank adds it, else a matrix that is not given: one rank alone adds the bias to
+  // a sum over ranks.
   Matrix added_bias(const LayerCall& call, const LinearOutput& out) const {
     const bool adds = out.with_bias && (!design_.row_parallel || context_.tensor.rank() == 0);
     return adds ? context_.weight(call, design_.bias) : Matrix{};

@@ -14,7 +14,7 @@
 //   backward_weight   saved_for_weight, gradients, d_output (where an op of W reads it)
 //
 // Not every layer has all of these: the embedding has no input, saves nothing and has no backward_input; the head has
-// neither output nor d_output. `kept` exists in blocks with StepShape::keeps_products only.
+// neither output nor d_output. `saved_for_recompute` exists in blocks with StepShape::keeps_products only.
 #pragma once
 
 #include "model/layer_call.h"
@@ -34,8 +34,8 @@ class Layer {
   const LayerDesign& design() const { return design_; }
 
   virtual void forward(const LayerCall& call) = 0;
-  // Fills the saved records again, with the same bits, from the input and the `kept` record. Does not compute the
-  // output.
+  // Fills the saved records again, with the same bits, from the input and the `saved_for_recompute` record. Does not
+  // compute the output.
   virtual void recompute(const LayerCall& call) = 0;
   virtual void backward(const LayerCall& call, BackwardPart part) = 0;
   // Whether ranks communicate between the ops of a pass, which are then not recorded (Backend::run_recorded). Transfers

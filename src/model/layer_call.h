@@ -30,9 +30,9 @@ struct LayerCall {
   const int32_t* document_starts = nullptr;
   StepState* state = nullptr;  // device
   StepStatistics statistics = {};
-  std::byte* input = nullptr;   // [N, h] R: residual stream before the layer
-  std::byte* output = nullptr;  // [N, h] R: residual stream after the layer
-  std::byte* kept = nullptr;    // the layer's records, as the next three (see RecordKind)
+  std::byte* input = nullptr;                // [N, h] R: residual stream before the layer
+  std::byte* output = nullptr;               // [N, h] R: residual stream after the layer
+  std::byte* saved_for_recompute = nullptr;  // the layer's records, as the next three (see RecordKind)
   std::byte* saved_for_input = nullptr;
   std::byte* saved_for_weight = nullptr;
   std::byte* gradients = nullptr;

@@ -16,7 +16,7 @@ LayerLayout::Field LayerLayout::save(const SavedTensor& tensor) {
 }
 
 LayerLayout::Field LayerLayout::save_product(const SavedTensor& tensor) {
-  return keeps_products_ ? declare(RecordKind::kept, tensor) : save(tensor);
+  return keeps_products_ ? declare(RecordKind::saved_for_recompute, tensor) : save(tensor);
 }
 
 LayerLayout::Field LayerLayout::leave(SavedTensor tensor) {
@@ -40,7 +40,7 @@ LayerRecords& LayerLayout::finish() {
     entry.bytes = layout.bytes() - before;
   }
   const auto bytes = [this](RecordKind record) { return layouts_[static_cast<size_t>(record)].bytes(); };
-  records_.kept_bytes = bytes(RecordKind::kept);
+  records_.saved_for_recompute_bytes = bytes(RecordKind::saved_for_recompute);
   records_.saved_for_input_bytes = bytes(RecordKind::saved_for_input);
   records_.saved_for_weight_bytes = bytes(RecordKind::saved_for_weight);
   records_.gradients_bytes = bytes(RecordKind::gradients);
@@ -49,8 +49,8 @@ LayerRecords& LayerLayout::finish() {
 }
 
 Matrix LayerLayout::in_record(const LayerCall& call, RecordKind record, RecordLayout::Field field) const {
-  const std::array<std::byte*, num_record_kinds> records = {call.kept, call.saved_for_input, call.saved_for_weight,
-                                                            call.gradients, call.fp8_weights};
+  const std::array<std::byte*, num_record_kinds> records = {call.saved_for_recompute, call.saved_for_input,
+                                                            call.saved_for_weight, call.gradients, call.fp8_weights};
   const auto index = static_cast<size_t>(record);
   return layouts_[index].at(records[index], field);
 }

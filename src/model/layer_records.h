@@ -16,18 +16,18 @@ namespace gptrain::inline model {
 
 // The records of a layer. Each micro-batch has its own, except fp8_weights, which is computed from the weights.
 enum class RecordKind : uint8_t {
-  kept,              // written by forward, read by recompute and B, dead when B is over
-  saved_for_input,   // written by forward and recompute, dead when B is over
-  saved_for_weight,  // written by forward and recompute; W is the last to read it, B may
-  gradients,         // written by B (in the head by the loss, too), read by W
-  fp8_weights,       // FP8 copies of linears' weights
+  saved_for_recompute,  // written by forward, read by recompute and B, dead when B is over
+  saved_for_input,      // written by forward and recompute, dead when B is over
+  saved_for_weight,     // written by forward and recompute; W is the last to read it, B may
+  gradients,            // written by B (in the head by the loss, too), read by W
+  fp8_weights,          // FP8 copies of linears' weights
 };
 constexpr size_t num_record_kinds = static_cast<size_t>(RecordKind::fp8_weights) + 1;
 
 // All that a schedule knows of a layer: the sizes of its records, and the passes that use each buffer. Records of equal
 // layers compare equal.
 struct LayerRecords {
-  int64_t kept_bytes = 0;
+  int64_t saved_for_recompute_bytes = 0;
   int64_t saved_for_input_bytes = 0;
   int64_t saved_for_weight_bytes = 0;
   int64_t gradients_bytes = 0;
@@ -65,8 +65,8 @@ class LayerLayout {
 
   // Declares a tensor that forward saves for its last reader.
   Field save(const SavedTensor& tensor);
-  // Declares a product's output that forward saves and only B reads. With keeps_products it is in `kept`, so recompute
-  // reads it, too.
+  // Declares a product's output that forward saves and only B reads. With keeps_products it is in
+  // `saved_for_recompute`, so recompute reads it, too.
   Field save_product(const SavedTensor& tensor);
   // Declares a tensor that B writes for W.
   Field leave(SavedTensor tensor);

@@ -23,7 +23,8 @@ class LinearBranch : public Branch {
 
   // Runs the norm and the first linear.
   void begin_forward(const LayerCall& call, const NormInput& in, const LinearOutput& out);
-  // Runs the last linear on the core's output `x`. If `part` is not given, only saves the data for its backward pass.
+  // Runs the last linear on the core's output `x`. If `part` is not given, saves the data for its backward pass
+  // and computes nothing.
   void end_forward(const LayerCall& call, const GemmOperand& x, const Matrix& part);
   // Fills the records of the core and the last linear from the saved data.
   virtual void recompute_core(const LayerCall& call) = 0;

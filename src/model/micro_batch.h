@@ -15,7 +15,7 @@ struct MicroBatchShape {
   int64_t batch = 0;            // B, sequences
   int64_t sequence_length = 0;  // T
   bool with_documents = false;
-  ContextRank context = {};  // place of the rank, which has its part of the tokens of each sequence
+  ContextRank context = {};  // the rank on the context axis: it has a part of the tokens of each sequence
 
   TokenRows token_rows() const { return TokenRows::part(sequence_length, context); }
   // RETURNS N, the rows of the rank's tokens.

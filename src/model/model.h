@@ -18,7 +18,7 @@ class Model {
     ContextParallel context = {};
     ExpertParallel experts = {};
   };
-  // REQUIRES: the backend, and the groups and lanes of `axes`, outlive the model; axes.context.place is that of shape.
+  // REQUIRES: the backend, and the groups and lanes of `axes`, outlive the model; axes.context.axis is that of shape.
   Model(const StepShape& shape, const ModelSpec& spec, const std::vector<TensorShard>& shards,
         const ParameterLayout& layout, const Axes& axes, Backend& backend);
   Model(const Model&) = delete;

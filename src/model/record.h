@@ -60,11 +60,11 @@ class Workspace {
   friend class WorkspaceFrame;
 
   std::byte* take(int64_t bytes) {
-    std::byte* place = data_ + top_;
+    std::byte* start = data_ + top_;
     top_ += align_up(bytes);
     high_water_ = std::max(high_water_, top_);
     if (top_ > bytes_) throw std::logic_error("a step wants more workspace than its plan");
-    return place;
+    return start;
   }
 
   std::byte* data_ = nullptr;

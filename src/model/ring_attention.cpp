@@ -65,8 +65,8 @@ class RingAttention final : public AttentionCore {
   static AttentionPattern within(const AttentionPattern& pattern, int64_t tokens) {
     return pattern.width >= tokens ? AttentionPattern{} : pattern;
   }
-  int64_t num_ranks() const { return context_.context.place.size; }
-  int64_t own_rank() const { return context_.context.place.rank; }
+  int64_t num_ranks() const { return context_.context.axis.size; }
+  int64_t own_rank() const { return context_.context.axis.rank; }
   // RETURNS the rank that is `steps` after this one in the ring.
   int64_t rank_after(int64_t steps) const { return (own_rank() + steps + num_ranks()) % num_ranks(); }
   int64_t run_length() const { return context_.shape.token_rows().first_length; }
@@ -211,9 +211,9 @@ class RingAttention::GradientsBack {
   void end_step(int64_t step) {
     const Lane::Ticket before = ticket_;
     if (step > 0 && step < ring_.num_ranks()) {
-      const auto place = static_cast<size_t>(step % 2);
-      ticket_ = ring_.exchange(ring_.receives_keys(step) ? sent_[place] : Matrix(), ring_.rank_after(-step),
-                               ring_.sends_keys(step) ? received_[place] : Matrix(), ring_.rank_after(step));
+      const auto index = static_cast<size_t>(step % 2);
+      ticket_ = ring_.exchange(ring_.receives_keys(step) ? sent_[index] : Matrix(), ring_.rank_after(-step),
+                               ring_.sends_keys(step) ? received_[index] : Matrix(), ring_.rank_after(step));
     }
     if (step < 2) return;
     ring_.lane().wait(before);
@@ -311,9 +311,9 @@ void RingAttention::backward_step(const AttentionBackward& whole, int64_t step, 
     const Matrix dq = rows_of(of.dq, pair.sequence, pair.queries);
     const Matrix dk = rows_of(of.of_keys.k, pair.sequence, pair.keys);
     const Matrix dv = rows_of(of.of_keys.v, pair.sequence, pair.keys);
-    const auto place = static_cast<size_t>(2 * pair.sequence + (pair.keys == Run::late ? 1 : 0));
-    const bool adds_to_queries = step > 0 || pair.keys != pair.queries, adds_to_keys = has_keys[place];
-    has_keys[place] = true;
+    const auto index = static_cast<size_t>(2 * pair.sequence + (pair.keys == Run::late ? 1 : 0));
+    const bool adds_to_queries = step > 0 || pair.keys != pair.queries, adds_to_keys = has_keys[index];
+    has_keys[index] = true;
     op.dq = adds_to_queries ? of.part_dq : dq;
     op.dk = adds_to_keys ? of.part_kv.column_range(0, kv_width()) : dk;
     op.dv = adds_to_keys ? of.part_kv.column_range(kv_width(), kv_width()) : dv;

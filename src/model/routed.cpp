@@ -21,7 +21,7 @@ namespace {
 Parameter stacked(const UnitTensors& tensors, const std::string& linear, int64_t first, int64_t experts) {
   const auto of = [&](int64_t expert) { return tensors.find("experts." + std::to_string(first + expert) + linear); };
   Parameter all = of(0);
-  // Tensors of a unit that the rank does not hold have no places.
+  // Tensors of a unit that the rank does not hold have no offsets.
   const bool is_held = of(experts - 1).offset != all.offset;
   for (int64_t expert = 1; is_held && expert < experts; ++expert) {
     if (of(expert).offset != all.offset + expert * all.rows * all.cols)
@@ -122,7 +122,7 @@ class RoutedBranch final : public Branch {
   void run(const LayerCall& call, const NormInput& in, const Matrix& part) override;
 
   const MoeConfig& moe() const { return context_.shape.model.moe; }
-  int64_t copies() const { return context_.shape.rows() * moe().top_k; }
+  int64_t num_assignments() const { return context_.shape.rows() * moe().top_k; }
   // RETURNS whether W reads the gradient of the branch's output.
   bool weight_reads_gradient() const { return rows_of_experts_->gathers_again() || shared_ != nullptr; }
   int64_t hidden_size() const { return context_.shape.model.hidden_size; }
@@ -144,7 +144,7 @@ class RoutedBranch final : public Branch {
   Matrix out_weight(const LayerCall& call) const {
     return out_.in(expert_parameters(call).weights, context_.compute());
   }
-  // RETURNS the layer's place in the statistic of routing; not given if this rank does not collect it.
+  // RETURNS the layer's elements of the statistic of routing; not given if this rank does not collect it.
   Matrix statistics(const LayerCall& call) const;
   // RETURNS all rows of this rank's rows of the norm's output, in `frame` if they have to be gathered.
   Matrix all_rows(const Matrix& rows, WorkspaceFrame& frame);
@@ -190,8 +190,8 @@ RoutedBranch::RoutedBranch(const LayerContext& context, LayerLayout& layout, int
   logits_ = layout.save_product({"router.logits", DType::f32, n, moe().experts});
   experts_ = layout.save({"router.experts", DType::i32, n, k});
   slots_ = layout.save({"router.slots", DType::i32, n, k});
-  routed_.rows = layout.save(for_weight("router.rows", DType::i32, 1, copies()));
-  routed_.weights = layout.save({"router.weights", DType::f32, 1, copies()});
+  routed_.rows = layout.save(for_weight("router.rows", DType::i32, 1, num_assignments()));
+  routed_.weights = layout.save({"router.weights", DType::f32, 1, num_assignments()});
   routed_.offsets = layout.save(for_weight("router.offsets", DType::i32, 1, moe().experts + 1));
   rows_of_experts_ = make_expert_rows(context, layout, layer, routed_);
   const int64_t experts = rows_of_experts_->experts(), rows = rows_of_experts_->rows();

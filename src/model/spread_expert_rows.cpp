@@ -1,5 +1,5 @@
 // Rows of experts that are spread over ranks. Each rank tells all others of its group how many rows it has for each
-// expert. Then all-to-alls move the rows in the order of the senders' places, and a rank arranges by expert those that
+// expert. Then all-to-alls move the rows in the order of the senders' slots, and a rank arranges by expert those that
 // it has received.
 #include <algorithm>
 #include <array>
@@ -15,11 +15,11 @@ namespace {
 // RETURNS the bound of the rows that a rank's experts receive: as many as there is room for, or as many as can come.
 int64_t row_bound(const LayerContext& context) {
   const MoeConfig& moe = context.shape.model.moe;
-  const int64_t ranks = context.experts.place.size, shares = context.tensor.size(), rows = context.shape.rows();
+  const int64_t ranks = context.experts.axis.size, shares = context.tensor.size(), rows = context.shape.rows();
   const int64_t most_for_one = rows * std::min<int64_t>(moe.top_k, moe.experts / ranks);
   const double sent = static_cast<double>(rows * moe.top_k) / static_cast<double>(shares);
   return std::min(ranks * ((most_for_one + shares - 1) / shares),
-                  static_cast<int64_t>(std::ceil(context.experts.room * sent)));
+                  static_cast<int64_t>(std::ceil(context.experts.capacity_factor * sent)));
 }
 
 // Writes numbers to device memory, in pieces of a fixed size.
@@ -55,9 +55,9 @@ class SpreadExpertRows final : public ExpertRows {
   SpreadExpertRows(const LayerContext& context, LayerLayout& layout, int64_t layer, const RoutedFields& routed);
 
   int64_t experts() const override { return spread_.own_experts(); }
-  int64_t first_expert() const override { return place().rank * experts(); }
+  int64_t first_expert() const override { return axis().rank * experts(); }
   int64_t rows() const override { return spread_.bound; }
-  int64_t expected_rows() const override { return std::min(rows(), copies() / spread_.shares); }
+  int64_t expected_rows() const override { return std::min(rows(), num_assignments() / spread_.shares); }
 
   void route(const LayerCall& call) override;
   Matrix offsets(const LayerCall& call) const override { return layout_.at(call, offsets_); }
@@ -84,8 +84,8 @@ class SpreadExpertRows final : public ExpertRows {
   }
 
  private:
-  const ExpertRank& place() const { return context_.experts.place; }
-  int64_t copies() const { return context_.shape.rows() * context_.shape.model.moe.top_k; }
+  const ExpertRank& axis() const { return context_.experts.axis; }
+  int64_t num_assignments() const { return context_.shape.rows() * context_.shape.model.moe.top_k; }
   // RETURNS numbers as rows of one.
   static Matrix as_rows(const Matrix& numbers) { return {numbers.data, numbers.dtype, numbers.cols, 1}; }
   // Learns the parts that this rank exchanges with each other from the saved offsets of all.
@@ -96,10 +96,10 @@ class SpreadExpertRows final : public ExpertRows {
   void exchange(const Matrix& from, const Matrix& to, Way way);
   // Writes the maps between received rows and rows of experts.
   void upload_arrangement(const LayerCall& call);
-  // Writes zeros for places whose rows another rank has sent.
-  void clear_places_of_others(const Matrix& by_place) const;
-  // Moves rows in the order of places to the experts, and arranges them.
-  void bring(const LayerCall& call, const Matrix& by_place, const Matrix& to);
+  // Writes zeros into slots whose rows another rank has sent.
+  void clear_rows_of_others(const Matrix& in_row_order) const;
+  // Moves rows, in the order of slots, to the experts' ranks, and sorts them by expert there.
+  void bring(const LayerCall& call, const Matrix& in_row_order, const Matrix& to);
   void send(const LayerCall& call, const Matrix& x, const Matrix& to, WorkspaceFrame& frame);
   void gather(const LayerCall& call, const Matrix& x, LayerLayout::Field rows, const Matrix& y) const {
     context_.backend.run(GatherRows{
@@ -113,7 +113,7 @@ class SpreadExpertRows final : public ExpertRows {
   const ExpertSpread spread_;
   RowArrangement arrangement_;
   LayerLayout::Field starts_;  // offsets of all ranks
-  LayerLayout::Field offsets_, order_, places_, weights_, inputs_, gradients_;
+  LayerLayout::Field offsets_, order_, received_order_, weights_, inputs_, gradients_;
   // The parts of a pass, which one call finds and the next ones use, in rows and in elements.
   std::vector<int32_t> host_starts_;
   std::vector<PeerPart> sent_rows_, received_rows_, sent_, received_;
@@ -125,14 +125,14 @@ SpreadExpertRows::SpreadExpertRows(const LayerContext& context, LayerLayout& lay
       layout_(layout),
       layer_(layer),
       routed_(routed),
-      spread_{.ranks = place().size,
+      spread_{.ranks = axis().size,
               .experts = context.shape.model.moe.experts,
               .shares = context.tensor.size(),
-              .first_share = ((context.tensor.rank() - place().rank) % context.tensor.size() + context.tensor.size()) %
+              .first_share = ((context.tensor.rank() - axis().rank) % context.tensor.size() + context.tensor.size()) %
                              context.tensor.size(),
               .bound = row_bound(context)},
       arrangement_(spread_),
-      sent_rows_(static_cast<size_t>(place().size)),
+      sent_rows_(static_cast<size_t>(axis().size)),
       received_rows_(sent_rows_),
       sent_(sent_rows_),
       received_(sent_rows_) {
@@ -145,13 +145,13 @@ SpreadExpertRows::SpreadExpertRows(const LayerContext& context, LayerLayout& lay
   starts_ = layout.save({"experts.starts", DType::i32, spread_.ranks, spread_.experts + 1});
   offsets_ = layout.save(for_weight("experts.offsets", DType::i32, 1, experts() + 1));
   order_ = layout.save({"experts.order", DType::i32, 1, rows()});
-  places_ = layout.save({"experts.places", DType::i32, 1, rows()});
+  received_order_ = layout.save({"experts.places", DType::i32, 1, rows()});
   weights_ = layout.save({"experts.weights", DType::f32, 1, rows()});
   inputs_ = layout.save(for_weight("experts.inputs", c, rows(), hidden));
   gradients_ = layout.leave({"experts.gradients", c, rows(), hidden});
   // A plan knows no numbers: it keeps these, of experts with equally many rows.
   host_starts_.resize(static_cast<size_t>(spread_.ranks * (spread_.experts + 1)));
-  const int64_t of_rank = copies() / spread_.ranks;
+  const int64_t of_rank = num_assignments() / spread_.ranks;
   for (int64_t rank = 0; rank < spread_.ranks; ++rank) {
     for (int64_t expert = 0; expert <= spread_.experts; ++expert)
       host_starts_[static_cast<size_t>(rank * (spread_.experts + 1) + expert)] =
@@ -162,47 +162,48 @@ SpreadExpertRows::SpreadExpertRows(const LayerContext& context, LayerLayout& lay
 void SpreadExpertRows::note_overflow(int64_t rows) {
   ExpertOverflow* const overflow = context_.experts.overflow;
   if (overflow != nullptr && rows > spread_.bound && rows > overflow->rows)
-    *overflow = {.rows = rows, .room = spread_.bound, .layer = layer_};
+    *overflow = {.rows = rows, .capacity = spread_.bound, .layer = layer_};
 }
 
 void SpreadExpertRows::find_parts(const LayerCall& call) {
   const Matrix starts = layout_.at(call, starts_);
   context_.backend.download(host_starts_.data(), starts.data, starts.bytes());
   for (int64_t to = 0; to < spread_.ranks; ++to) {
-    int64_t place = 0;
+    int64_t first = 0;
     const int64_t rows = spread_.each_sender(host_starts_, to, [&](int64_t from, ExpertSpread::Range range) {
-      if (from == this->place().rank) sent_rows_[static_cast<size_t>(to)] = {range.first, range.count};
-      if (to == this->place().rank) received_rows_[static_cast<size_t>(from)] = {place, range.count};
-      place += range.count;
+      if (from == this->axis().rank) sent_rows_[static_cast<size_t>(to)] = {range.first, range.count};
+      if (to == this->axis().rank) received_rows_[static_cast<size_t>(from)] = {first, range.count};
+      first += range.count;
     });
     note_overflow(rows);
   }
 }
 
 void SpreadExpertRows::upload_arrangement(const LayerCall& call) {
-  arrangement_.arrange(host_starts_, place().rank);
+  arrangement_.arrange(host_starts_, axis().rank);
   const std::vector<int32_t>& first_rows = arrangement_.offsets();
   context_.backend.upload(offsets(call).data, first_rows.data(),
                           static_cast<int64_t>(first_rows.size() * sizeof(int32_t)));
-  NumberUpload order(context_.backend, layout_.at(call, order_)), places(context_.backend, layout_.at(call, places_));
+  NumberUpload order(context_.backend, layout_.at(call, order_)),
+      received_order(context_.backend, layout_.at(call, received_order_));
   arrangement_.each_number([&](int32_t first, int32_t count) { order.add_run(first, count); });
-  arrangement_.each_row([&](int32_t first, int32_t count) { places.add_run(first, count); });
+  arrangement_.each_row([&](int32_t first, int32_t count) { received_order.add_run(first, count); });
   order.flush();
-  places.flush();
+  received_order.flush();
 }
 
-void SpreadExpertRows::clear_places_of_others(const Matrix& by_place) const {
+void SpreadExpertRows::clear_rows_of_others(const Matrix& in_row_order) const {
   if (spread_.shares == 1) return;
   static constexpr std::array<std::byte, 1 << 18> zeros{};  // few copies of a size that a core's cache holds
-  const int64_t row = by_place.cols * dtype_bytes(by_place.dtype);
+  const int64_t row = in_row_order.cols * dtype_bytes(in_row_order.dtype);
   const auto clear = [&](int64_t first, int64_t end) {
-    auto* const data = static_cast<std::byte*>(by_place.data);
+    auto* const data = static_cast<std::byte*>(in_row_order.data);
     for (int64_t at = first * row; at < end * row; at += std::ssize(zeros))
       context_.backend.upload(data + at, zeros.data(), std::min<int64_t>(std::ssize(zeros), end * row - at));
   };
   for (int64_t to = 0; to < spread_.ranks; ++to) {
-    const ExpertSpread::Range all = spread_.places_for(host_starts_, place().rank, to);
-    const ExpertSpread::Range own = spread_.sent(host_starts_, place().rank, to);
+    const ExpertSpread::Range all = spread_.rows_for(host_starts_, axis().rank, to);
+    const ExpertSpread::Range own = spread_.sent(host_starts_, axis().rank, to);
     clear(all.first, own.first);
     clear(own.first + own.count, all.first + all.count);
   }
@@ -220,18 +221,18 @@ void SpreadExpertRows::exchange(const Matrix& from, const Matrix& to, Way way) {
   lane.wait(lane.all_to_all_v(context_.experts.group, from.data, sent_, to.data, received_, from.dtype));
 }
 
-void SpreadExpertRows::bring(const LayerCall& call, const Matrix& by_place, const Matrix& to) {
+void SpreadExpertRows::bring(const LayerCall& call, const Matrix& in_row_order, const Matrix& to) {
   WorkspaceFrame frame(*call.workspace);
   const Matrix received = frame.take(to.dtype, rows(), to.cols);
-  exchange(by_place, received, Way::to_experts);
+  exchange(in_row_order, received, Way::to_experts);
   gather(call, received, order_, to);
 }
 
 void SpreadExpertRows::send(const LayerCall& call, const Matrix& x, const Matrix& to, WorkspaceFrame& frame) {
-  const Matrix by_place = frame.take(x.dtype, copies(), x.cols);
+  const Matrix in_row_order = frame.take(x.dtype, num_assignments(), x.cols);
   context_.backend.run(GatherRows{
-      .x = x, .rows = layout_.at(call, routed_.rows), .offsets = layout_.at(call, routed_.offsets), .y = by_place});
-  bring(call, by_place, to);
+      .x = x, .rows = layout_.at(call, routed_.rows), .offsets = layout_.at(call, routed_.offsets), .y = in_row_order});
+  bring(call, in_row_order, to);
 }
 
 void SpreadExpertRows::route(const LayerCall& call) {
@@ -245,11 +246,11 @@ void SpreadExpertRows::route(const LayerCall& call) {
 }
 
 Matrix SpreadExpertRows::take_back(const LayerCall& call, const Matrix& of_experts, WorkspaceFrame& frame) {
-  const Matrix back = frame.take(of_experts.dtype, copies(), of_experts.cols);
+  const Matrix back = frame.take(of_experts.dtype, num_assignments(), of_experts.cols);
   WorkspaceFrame inner(*call.workspace);
   const Matrix as_received = inner.take(of_experts.dtype, rows(), of_experts.cols);
-  gather(call, of_experts, places_, as_received);
-  clear_places_of_others(back);
+  gather(call, of_experts, received_order_, as_received);
+  clear_rows_of_others(back);
   exchange(as_received, back, Way::back);
   return back;
 }

@@ -57,13 +57,13 @@ class StatisticsLayout {
   std::vector<Reduction> reductions(std::byte* block) const;
 
  private:
-  struct Place {
+  struct Entry {
     Statistic statistic;
     int64_t offset;  // bytes from the start of the block
   };
-  const Place* place_of(std::string_view name) const;
+  const Entry* entry_of(std::string_view name) const;
 
-  std::vector<Place> places_;
+  std::vector<Entry> entries_;
   int64_t num_sums_ = 0, bytes_ = 0;
 };
 

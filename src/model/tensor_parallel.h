@@ -15,7 +15,7 @@ namespace gptrain::inline model {
 // [rank N / size, (rank + 1) N / size) of a micro-batch; sums become reduce-scatters, and column-parallel linears
 // gather their inputs.
 struct TensorParallel {
-  TensorRank place;
+  TensorRank axis;
   bool sequence = false;
   Communicator* group = nullptr;  // group of the lane; null: one rank
   Lane* lane = nullptr;           // null: one rank
@@ -29,8 +29,8 @@ class TensorRows {
 
   TensorRows(const TensorParallel& tensor, int64_t rows) : tensor_(tensor), rows_(rows) {}
 
-  int64_t size() const { return tensor_.place.size; }
-  int64_t rank() const { return tensor_.place.rank; }
+  int64_t size() const { return tensor_.axis.size; }
+  int64_t rank() const { return tensor_.axis.rank; }
   bool is_split() const { return size() > 1; }
   bool has_own_rows() const { return tensor_.sequence; }  // the rank holds only some rows of the residual stream
   int64_t all_rows() const { return rows_; }

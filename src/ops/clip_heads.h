@@ -19,8 +19,8 @@ namespace gptrain::inline ops {
 struct HeadSegment {
   int64_t offset;  // elements from the range's start
   int64_t count;
-  int64_t first_head, num_heads;  // query heads that share the keys, as places in ClipHeads::largest
-  int64_t head;                   // place of the query head; -1: the segment is the keys'
+  int64_t first_head, num_heads;  // query heads that share the keys, as indices in ClipHeads::largest
+  int64_t head;                   // index of the query head; -1: the segment is the keys'
 
   // RETURNS the factor of the weights. A member, since other functions of a formula are not inline under nvcc.
   GPTRAIN_FORMULA float factor(const float* largest, float threshold) const {

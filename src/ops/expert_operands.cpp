@@ -36,12 +36,12 @@ int64_t expert_activation_cols(ActivationKind kind, const Matrix& narrow) {
 }  // namespace
 
 void for_each_operand(const RouteTokens& op, OperandVisitor& visit) {
-  const int64_t copies = op.experts.count();
+  const int64_t assignments = op.experts.count();
   visit.reads("logits", op.logits, exactly(DType::f32, Form::any, Form::any));
   visit.writes("experts", op.experts, exactly(DType::i32, op.logits.rows, Form::any));
   visit.writes("slots", op.slots, exactly(DType::i32, op.logits.rows, op.experts.cols));
-  visit.writes("rows", op.rows, vector(DType::i32, copies));
-  visit.writes("weights", op.weights, vector(DType::f32, copies));
+  visit.writes("rows", op.rows, vector(DType::i32, assignments));
+  visit.writes("weights", op.weights, vector(DType::f32, assignments));
   visit.writes("offsets", op.offsets, vector(DType::i32, op.logits.cols + 1));
   visit.operand("statistics", op.statistics, Access::uncounted_write, optional(vector(DType::f64, op.logits.cols + 3)));
   visit_rule(op.rule, op.logits, op.experts, visit);

@@ -25,11 +25,12 @@ struct RouterRule {
   int64_t sequence_length = 0;  // rows of a sequence, T
 };
 
-// Chooses each row's experts and places its copies: by expert, then by row. slots[n, j] is the place of row n's copy
-// for experts[n, j]; experts are in falling order of their logits. rows[r] is the row of the copy in place r.
+// Chooses each row's experts, and sorts the assignments of rows to experts into slots: by expert, then by row.
+// slots[n, j] is the slot of row n for experts[n, j]; experts are in falling order of their logits. rows[r] is the row
+// in slot r.
 //
-// `statistics`, if given, is added to: first the number of copies of each expert; then the sum over sequences of
-// E sum_e f_e P_e, with f_e = (copies of e) / (T k) and P_e the mean over the sequence of s_e, for a sigmoid of
+// `statistics`, if given, is added to: first the number of rows of each expert; then the sum over sequences of
+// E sum_e f_e P_e, with f_e = (rows of e) / (T k) and P_e the mean over the sequence of s_e, for a sigmoid of
 // s_e / sum s (arXiv 2101.03961 within a sequence); then the sums over rows of logsumexp(logits)^2 (2202.08906), and of
 // the entropy of s, for a sigmoid s / sum s.
 struct RouteTokens {
@@ -39,7 +40,7 @@ struct RouteTokens {
   Matrix experts;          // [N, k] i32 out
   Matrix slots;            // [N, k] i32 out
   Matrix rows;             // [1, N k] i32 out
-  Matrix weights;          // [1, N k] f32 out, by place
+  Matrix weights;          // [1, N k] f32 out, by slot
   Matrix offsets;          // [1, E + 1] i32 out
   Matrix statistics = {};  // [1, E + 3] f64 in and out, or not given
 };
@@ -53,7 +54,7 @@ struct RouteTokensBackward {
   double z_factor;
   const StepState* state;
   Matrix logits, experts, slots;  // as in forward
-  Matrix d_weights;               // [1, N k] f32, by place
+  Matrix d_weights;               // [1, N k] f32, by slot
   Matrix d_logits;                // [N, E] f32 out
 };
 

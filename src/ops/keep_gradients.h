@@ -32,7 +32,7 @@ struct KeepGradients {
   int64_t num_segments = 0;
   const StepState* state = nullptr;
   Matrix gradients;  // [1, elements] f32
-  Matrix kept;       // [1, elements] bf16; in with accumulate, out
+  Matrix sums;       // [1, elements] bf16; in with accumulate, out
   bool accumulate = false;
   uint32_t draw = 0;  // number of this sum within the step
 };

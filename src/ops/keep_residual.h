@@ -12,8 +12,8 @@ namespace gptrain::inline ops {
 struct KeepResidual {
   static constexpr std::string_view name = "keep_residual";
   const StepState* state = nullptr;
-  Matrix errors;  // [1, n] f32
-  Matrix kept;    // [1, n] f32 out
+  Matrix errors;    // [1, n] f32
+  Matrix residual;  // [1, n] f32 out
 };
 
 }  // namespace gptrain::ops

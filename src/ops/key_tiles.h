@@ -361,7 +361,7 @@ constexpr bool attention_sums_keys(const AttentionMask& mask, int64_t tokens) {
 
 // RETURNS the number of tiles that attention of one sequence executes: of all heads, without documents.
 int64_t executed_attention_tiles(const AttentionMask& mask, int64_t tokens, int64_t heads);
-// RETURNS the same for a part with so many queries.
+// RETURNS this number for a part of a sequence with `queries` queries.
 int64_t executed_attention_tiles(const AttentionMask& mask, int64_t queries, const AttentionPart& part, int64_t heads);
 // RETURNS twice the (query, key) pairs of a part that model FLOPs count for a head: those of all parts of a dense
 // sequence add up to tokens^2 (AttentionPattern::twice_counted_pairs).

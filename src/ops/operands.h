@@ -11,8 +11,8 @@
 
 namespace gptrain::inline ops {
 
-// Use of an operand by an op. Footprints do not count uncounted_ uses: the places depend on the data, or the operand is
-// small.
+// Use of an operand by an op. Footprints do not count uncounted_ uses: the addresses depend on the data, or the operand
+// is small.
 enum class Access : uint8_t { read, write, update, uncounted_read, uncounted_write };
 constexpr bool is_written(Access access) { return access != Access::read && access != Access::uncounted_read; }
 constexpr Access summed(bool accumulate) { return accumulate ? Access::update : Access::write; }

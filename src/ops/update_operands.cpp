@@ -142,12 +142,12 @@ void for_each_operand(const FactoredDirection& op, OperandVisitor& visit) {
 void for_each_operand(const KeepGradients& op, OperandVisitor& visit) {
   visit.reads("gradients", op.gradients, vector(DType::f32, op.gradients.cols));
   visit.require(op.num_segments >= 0, "a negative number of segments");
-  visit.operand("kept", op.kept, summed(op.accumulate), vector(DType::bf16, op.gradients.cols));
+  visit.operand("kept", op.sums, summed(op.accumulate), vector(DType::bf16, op.gradients.cols));
 }
 
 void for_each_operand(const KeepResidual& op, OperandVisitor& visit) {
   visit.reads("errors", op.errors, vector(DType::f32, op.errors.cols));
-  visit.writes("kept", op.kept, vector(DType::f32, op.errors.cols));
+  visit.writes("kept", op.residual, vector(DType::f32, op.errors.cols));
 }
 
 }  // namespace gptrain::ops

@@ -119,10 +119,10 @@ class AdafactorOptimizer final : public Optimizer {
     std::byte* next =
         tables + part_table_bytes(context.parameters) + TensorSums::table_bytes(context.parameters, SummedParts::parts);
     const auto put = [&]<typename T>(const std::vector<T>& table) {
-      std::byte* const place = std::exchange(next, next + FactoredTables::table_bytes(table));
+      std::byte* const start = std::exchange(next, next + FactoredTables::table_bytes(table));
       if (!table.empty())
-        context.backend.upload(place, table.data(), std::ssize(table) * static_cast<int64_t>(sizeof(T)));
-      return reinterpret_cast<T*>(place);
+        context.backend.upload(start, table.data(), std::ssize(table) * static_cast<int64_t>(sizeof(T)));
+      return reinterpret_cast<T*>(start);
     };
     const auto num_matrices = std::ssize(host.matrices);
     FactoredMatrix* const matrices = put(host.matrices);

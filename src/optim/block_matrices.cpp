@@ -137,7 +137,7 @@ void MatrixExchange::add_own(Round& round, const std::vector<RankGroups::StageRa
       received += part.count;
     }
     const auto same = std::find_if(round.returned.begin(), round.returned.end(),
-                                   [&](const Placed& other) { return key(other.part) == key(part); });
+                                   [&](const GatheredPart& other) { return key(other.part) == key(part); });
     if (same != round.returned.end()) {
       round.sent_back[peer] = {same->at, part.count};
       continue;
@@ -150,9 +150,9 @@ void MatrixExchange::add_own(Round& round, const std::vector<RankGroups::StageRa
     throw std::logic_error("the parts of a block's matrix are not the whole");
 }
 
-void MatrixExchange::copy_parts(const BlockMatrix& matrix, const std::vector<Placed>& placed, float* whole,
+void MatrixExchange::copy_parts(const BlockMatrix& matrix, const std::vector<GatheredPart>& placed, float* whole,
                                 float* parts, bool to_whole) const {
-  for (const Placed& of : placed) {
+  for (const GatheredPart& of : placed) {
     for_each_rows(of.part, [&](int64_t row, int64_t col, int64_t rows, int64_t cols, int64_t at) {
       const Matrix in_whole(whole + row * matrix.cols + col, DType::f32, rows, cols, matrix.cols);
       const Matrix in_parts(parts + of.at + at, DType::f32, rows, cols);

@@ -56,7 +56,7 @@ class MatrixExchange {
             const std::function<void(const BlockMatrix&, const Matrix&)>& work);
 
  private:
-  struct Placed {
+  struct GatheredPart {
     MatrixPart part;
     int64_t at;  // elements from the start of `parts`
   };
@@ -65,14 +65,14 @@ class MatrixExchange {
     int64_t own = -1;                                // index of this rank's matrix in matrices_; -1: none
     std::vector<PeerPart> sent, received;            // transfers to the owners
     std::vector<PeerPart> sent_back, received_back;  // transfers from the owners
-    std::vector<Placed> gathered, returned;          // parts of the own matrix
+    std::vector<GatheredPart> gathered, returned;    // parts of the own matrix
   };
 
   MatrixPart part_of(const BlockMatrix& matrix, const std::vector<TensorShard>& shards, int64_t data_rank) const;
   int64_t in_gradients(const BlockMatrix& matrix, const MatrixPart& part) const;
   void add_own(Round& round, const std::vector<RankGroups::StageRank>& stage_ranks,
                const std::vector<std::vector<TensorShard>>& shards) const;
-  void copy_parts(const BlockMatrix& matrix, const std::vector<Placed>& placed, float* whole, float* parts,
+  void copy_parts(const BlockMatrix& matrix, const std::vector<GatheredPart>& placed, float* whole, float* parts,
                   bool to_whole) const;
 
   UpdateContext context_;

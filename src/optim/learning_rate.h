@@ -7,11 +7,13 @@
 
 namespace gptrain::inline optim {
 
-// RETURNS the rate of step `step`, counted from 0, of course.steps. Warm-up is linear: step s of w runs at lr (s + 1) /
-// w. Then, with p the share of the remaining steps that is done: constant lr; linear lr + (min - lr) p; cosine min +
-// (lr
-// - min) (1 + cos(pi p)) / 2; wsd stays at lr and falls linearly to min over the last decay_steps (arXiv 2404.06395).
-// The last step runs at p = 1. lr, min and w are those of `course`, which optimizer.lr_scaling has multiplied.
+// RETURNS the rate of step `step`, counted from 0, of course.steps. Warm-up is linear: step s of w warm-up steps runs
+// at lr (s + 1) / w. Then, with p the share of the remaining steps that is done, and 1 in the last step:
+//   constant  lr
+//   linear    lr + (min - lr) p
+//   cosine    min + (lr - min) (1 + cos(pi p)) / 2
+//   wsd       lr, then a linear fall to min over the last decay_steps (arXiv 2404.06395)
+// lr, min and w are members of `course`; optimizer.lr_scaling has multiplied lr and min already.
 double learning_rate(const LrCourse& course, int64_t step);
 
 }  // namespace gptrain::optim

@@ -17,12 +17,13 @@ class QkClip {
   // Borrows the context's references.
   QkClip(const UpdateContext& context, double threshold, const Matrix& scores, std::byte* tables);
 
+  // Returns the bytes of `tables`: a segment for each part of a head's weights on this rank.
   static int64_t table_bytes(const ParameterStore& parameters);
 
   double threshold() const { return threshold_; }
   const Matrix& scores() const { return scores_; }
-  // Scales this rank's part of the unit's weights. REQUIRES: the unit is updated, and the ranks have agreed on the
-  // scores.
+  // Scales this rank's part of the unit's weights (StepUpdate calls it after Optimizer::update). REQUIRES: the unit is
+  // updated, and the ranks have agreed on the scores.
   void clip(int64_t unit) const;
 
  private:

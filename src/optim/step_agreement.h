@@ -31,8 +31,8 @@ struct AgreementRules {
 
 class StepAgreement {
  public:
-  // Uploads its tables to `tables`, which is device memory of table_bytes. `copies` is null on a CPU. All references
-  // and pointers are borrowed.
+  // Uploads its tables to `tables`, which is device memory of table_bytes. `copy_queue` is null on a CPU. All
+  // references and pointers are borrowed.
   StepAgreement(const UpdateContext& context, AgreementRules rules, std::byte* tables, RankGroups& groups,
                 SideQueue* copy_queue);
 

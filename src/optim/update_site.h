@@ -1,4 +1,4 @@
-// Where updates run, if not where the ops of a step do: their backend, their StepState, and state that is away.
+// The backend and state of updates, which may run on another backend than the ops of a step, or beside them.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,20 @@
 
 namespace gptrain::inline optim {
 
+// Used by StepUpdate. The rank's thread calls all functions.
 struct UpdateSite {
   UpdateContext ops;
   UpdateContext updates;  // the same state and backend as `ops`, unless updates run elsewhere
   UpdateLane* lane;       // null: updates run when they are called
 
-  // Waits for all updates, and passes the step's state on to the next ones. REQUIRES: called after each norm.
+  // Waits for the updates of the step before, and copies the ops' StepState to that of the updates. Call after each
+  // norm, before the first update.
   void pass_state() const;
-  // Ends the use of state that is away before the updates.
+  // Releases state that Optimizer::measure has read from the disk or the host. Call after it, before the first update.
   void end_measuring() const;
-  // Surround the update of a unit: `begin` brings its state home, `end` takes it back and makes the updated weights
-  // visible to the ops. With a lane both only say so to its thread.
+  // Surround the update of a unit. With a lane, its thread runs the ops called between them: it reads the unit's state
+  // before them, writes the state and the weights after them, and UpdateLane::await waits for the update. Without a
+  // lane, `end` waits until the ops' backend can read the updated weights.
   void begin(int64_t unit) const;
   void end(int64_t unit) const;
 

@@ -62,12 +62,12 @@ AccumulatedGradients::AccumulatedGradients(const ParameterStore& parameters, uin
       state_(state),
       backend_(backend) {
   std::vector<KeptSegment> segments;
-  const auto range_of = [&](int64_t unit, int64_t first, int64_t elements, std::byte* kept) {
+  const auto range_of = [&](int64_t unit, int64_t first, int64_t elements, std::byte* sums) {
     const size_t first_segment = segments.size();
     add_kept_segments(parameters, seed, unit, first, elements, segments);
     return Range{.first = first,
                  .elements = elements,
-                 .kept = kept,
+                 .sums = sums,
                  .first_segment = first_segment,
                  .end_segment = segments.size(),
                  .first_draw = parameters.replica_rank(unit).rank * micro_batches};
@@ -90,7 +90,7 @@ void AccumulatedGradients::add(const Range& range, std::byte* whole, bool accumu
                     .num_segments = static_cast<int64_t>(range.end_segment - range.first_segment),
                     .state = state_,
                     .gradients = Matrix(whole + range.first * dtype_bytes(DType::f32), DType::f32, 1, range.elements),
-                    .kept = Matrix(range.kept, sharding_.gradients, 1, range.elements),
+                    .sums = Matrix(range.sums, sharding_.gradients, 1, range.elements),
                     .accumulate = accumulate,
                     .draw = static_cast<uint32_t>(draw)});
 }
@@ -104,7 +104,7 @@ void AccumulatedGradients::add_accumulated_to(int64_t unit, std::byte* whole) co
   if (sharding_.cuts_gradients() || micro_batches_ == 1) return;
   const Range& own = own_[static_cast<size_t>(unit)];
   if (own.elements > 0)
-    backend_.run(Add{.from = Matrix(own.kept, sharding_.gradients, 1, own.elements),
+    backend_.run(Add{.from = Matrix(own.sums, sharding_.gradients, 1, own.elements),
                      .to = Matrix(whole, DType::f32, 1, own.elements)});
 }
 

@@ -44,7 +44,7 @@ class AccumulatedGradients {
   // A range of a unit's gradients.
   struct Range {
     int64_t first, elements;            // elements from the unit's start; number of elements
-    std::byte* kept;                    // start of the kept sum
+    std::byte* sums;                    // start of the kept sum
     size_t first_segment, end_segment;  // range in segments_
     int64_t first_draw;                 // number of the rounding of the rank's first micro-batch
   };

@@ -68,7 +68,7 @@ class CompressedReducer final : public GradientReducer {
     const UnitMessages& of = messages(unit);
     context_.backend.run(KeepResidual{.state = compression_.state,
                                       .errors = floats(compression_.errors, of.first_residual, of.num_residuals),
-                                      .kept = floats(compression_.residuals, of.first_residual, of.num_residuals)});
+                                      .residual = floats(compression_.residuals, of.first_residual, of.num_residuals)});
   }
 
  private:
@@ -155,8 +155,8 @@ class CompressedReducer final : public GradientReducer {
     if (keeps) has_errors_[static_cast<size_t>(unit)] = true;
   }
 
-  // Returns the place of a run in the piece after this rank's, whose gradients the unit's buffer holds in vain once
-  // they are coded.
+  // Returns the offset of a run in the piece after this rank's: memory of the unit's buffer that is free once its
+  // gradients are coded.
   Matrix spare(int64_t unit, const UnitGradients& of, const MessageRun& run) const {
     const ParameterStore& parameters = context_.parameters;
     const int64_t other = (rank_in_group(unit) + 1) % std::ssize(messages(unit).pieces);

@@ -68,7 +68,7 @@ LayerCall Executor::call_of(const Action& action) const {
                  .statistics = statistics_of(action.kind),
                  .input = at(action, Operand::input),
                  .output = at(action, Operand::output),
-                 .kept = at(action, Operand::kept),
+                 .saved_for_recompute = at(action, Operand::saved_for_recompute),
                  .saved_for_input = at(action, Operand::saved_for_input),
                  .saved_for_weight = at(action, Operand::saved_for_weight),
                  .gradients = at(action, Operand::gradients),
@@ -95,9 +95,9 @@ namespace {
 RecordingKey recording_key(const void* executor, const Action& action, const LayerCall& call) {
   const UnitParameters &own = call.parameters, &head = call.head_matrix;
   return RecordingKey(executor, action.kind, action.unit, own.weights, own.norms, own.gradients, head.weights,
-                      head.norms, head.gradients, call.input, call.output, call.kept, call.saved_for_input,
-                      call.saved_for_weight, call.gradients, call.d_output, call.d_input, call.fp8_weights, call.tokens,
-                      call.accumulate, call.prepare_weights);
+                      head.norms, head.gradients, call.input, call.output, call.saved_for_recompute,
+                      call.saved_for_input, call.saved_for_weight, call.gradients, call.d_output, call.d_input,
+                      call.fp8_weights, call.tokens, call.accumulate, call.prepare_weights);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 namespace gptrain::inline parallel {
 namespace {
 
-// A tensor's elements within its unit, and the place of their errors.
+// A tensor's elements within its unit, and the offset of their errors.
 struct CodedTensor {
   int64_t tensor;  // index in the spec
   int64_t first, count, residual;
@@ -35,7 +35,7 @@ PieceMessage runs_of(const std::vector<CodedTensor>& coded, int64_t first, int64
 }
 
 // Lays out a message: first all that is f32, then the codes.
-void place(PieceMessage& message) {
+void assign_offsets(PieceMessage& message) {
   for (MessageRun& run : message.runs) {
     (run.is_coded() ? run.scales : run.values) = message.bytes;
     message.bytes += (run.is_coded() ? code_blocks(run.count) : run.count) * dtype_bytes(DType::f32);
@@ -58,7 +58,7 @@ void take_messages(UnitMessages& of_unit, const std::vector<CodedTensor>& coded,
   for (int64_t piece = 0; piece < range.pieces; ++piece) {
     PieceMessage& message = of_unit.pieces.emplace_back(
         runs_of(coded, piece * range.piece_elements(), (piece + 1) * range.piece_elements()));
-    place(message);
+    assign_offsets(message);
     of_unit.stride = std::max(of_unit.stride, align_up(message.bytes));
   }
 }

@@ -13,7 +13,7 @@ namespace gptrain::inline parallel {
 struct MessageRun {
   int64_t first;     // elements from the unit's start
   int64_t count;     // number of elements
-  int64_t residual;  // coded: place of the elements' errors in a buffer of all errors, in elements; -1: not coded
+  int64_t residual;  // coded: offset of the elements' errors in a buffer of all errors, in elements; -1: not coded
   int64_t scales;    // coded: bytes from the message's start to the scales
   int64_t values;    // bytes from the message's start to the codes or the elements
 
@@ -31,15 +31,15 @@ struct LowRankMatrix {
   int64_t tensor;       // index in the spec
   int64_t first;        // elements from the unit's start
   int64_t rows, cols;   // padding included
-  int64_t residual;     // place of its errors in a buffer of all errors, in elements
-  int64_t factor;       // place of the right factor of the last sum in that buffer
-  int64_t left, right;  // places of the factors in a sum's buffer, in elements
+  int64_t residual;     // offset of its errors in a buffer of all errors, in elements
+  int64_t factor;       // offset of the right factor of the last sum in that buffer
+  int64_t left, right;  // offsets of the factors in a sum's buffer, in elements
 };
 
 // Elements of a unit that lie together and are summed as they are, with the left factors.
 struct PlainRun {
   int64_t first, count;  // elements from the unit's start
-  int64_t at;            // place in a sum's buffer, in elements
+  int64_t at;            // offset in a sum's buffer, in elements
 };
 
 // The factors of a unit's matrices. A sum's buffer has all left factors and plain runs, then all right factors.
@@ -54,7 +54,7 @@ struct UnitMessages {
   std::vector<PieceMessage> pieces = {};
   int64_t stride = 0;          // bytes from one message to the next in a buffer, at least those of the longest
   UnitFactors factors = {};    // with a low rank
-  int64_t first_residual = 0;  // place of the unit's errors, and behind them of its factors
+  int64_t first_residual = 0;  // offset of the unit's errors, and behind them of its factors
   int64_t num_residuals = 0;   // number of these elements
 
   // Returns false if the unit has no coded elements and is summed as it is.
@@ -68,7 +68,7 @@ struct UnitMessages {
 struct ResidualBox {
   int64_t tensor;  // index in the spec
   std::vector<int64_t> offset, shape;
-  int64_t first;  // place in the buffer of errors
+  int64_t first;  // offset in the buffer of errors
   bool is_factor = false;
 
   int64_t count() const { return element_count(shape); }

@@ -14,7 +14,7 @@ namespace gptrain::inline parallel {
 // Buffers with a unit's gradients.
 struct UnitGradients {
   std::byte* whole;   // f32
-  std::byte* narrow;  // room for them in the narrower dtype in which they are summed, or for messages; null: none
+  std::byte* narrow;  // memory for them in the narrower dtype in which they are summed, or for messages; null: none
 };
 
 // Objects that a sum uses, all borrowed.
@@ -24,8 +24,9 @@ struct ReductionContext {
   Backend& backend;
 };
 
-// A way to sum the gradients of units of one group (ReplicaGroup). A phase is ops and then one collective; the next
-// phase begins once that has ended. The planned buffers of a sum live from its first phase until `finish`.
+// A method to sum the gradients of units of one group (ReplicaGroup), called by ParameterExchange as the schedule says.
+// A phase is ops and then one collective; the next phase begins once that has ended. The planned buffers of a sum live
+// from its first phase until `finish`.
 class GradientReducer {
  public:
   virtual ~GradientReducer() = default;
@@ -43,14 +44,14 @@ class GradientReducer {
   virtual void end_step(int64_t) {}
 };
 
-// Begins to sum a unit's gradients in place: all elements with ZeRO 0, else this rank's piece. Collective over its
-// group.
+// Begins to sum all of a unit's gradients, `gradients` of `dtype`, in place: all elements with ZeRO 0, else this rank's
+// piece. Reducers call it. Collective over the unit's group.
 Lane::Ticket plain_sum(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype);
 
 // Returns the reducer of a group's units: sums in f32 or in Sharding::reduce.
 std::unique_ptr<GradientReducer> make_reducer(const ReductionContext& context, ReplicaGroup group);
 
-// Returns the kind of the group of ranks that hold replicas.
+// Returns the kind of the communication group for a group of replicas.
 constexpr GroupKind kind_of(ReplicaGroup group) {
   return group == ReplicaGroup::expert_data ? GroupKind::expert_data : GroupKind::data;
 }

@@ -37,8 +37,8 @@ std::string nearest_world_sizes(const BatchConfig& batch, int64_t model_ranks, i
 
 namespace {
 
-// Returns the rank with the same place on the next stage (step 1) or the stage before (-1). Returns the rank itself at
-// an end of the pipeline, unless stages have several chunks: they form a ring.
+// Returns the rank with the same other coordinates on the next stage (step 1) or the stage before (-1). Returns the
+// rank itself at an end of the pipeline, unless stages have several chunks: they form a ring.
 int64_t neighbour(const StepConfig& config, const Mesh& mesh, int64_t rank, int64_t step) {
   MeshPoint point = mesh.coordinates(rank);
   const int64_t stages = mesh.size(MeshAxis::pipeline);
@@ -102,8 +102,8 @@ std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int
     case GroupKind::kv_heads: {
       const std::vector<int64_t> tensor = mesh.group(rank, {MeshAxis::tensor});
       const auto num_ranks = static_cast<size_t>(ranks_of_kv_head(config.model, static_cast<int64_t>(tensor.size())));
-      const auto place = static_cast<size_t>(mesh.coordinates(rank)[MeshAxis::tensor]);
-      const auto first = tensor.begin() + static_cast<std::ptrdiff_t>(place / num_ranks * num_ranks);
+      const auto tensor_rank = static_cast<size_t>(mesh.coordinates(rank)[MeshAxis::tensor]);
+      const auto first = tensor.begin() + static_cast<std::ptrdiff_t>(tensor_rank / num_ranks * num_ranks);
       return {first, first + static_cast<std::ptrdiff_t>(num_ranks)};
     }
     case GroupKind::count:
@@ -202,9 +202,10 @@ ReplicaRank RankGroups::replica_rank(ReplicaGroup group) const {
 }
 
 std::vector<RankGroups::StageRank> RankGroups::stage_ranks() const {
-  std::vector<StageRank> places;
-  for (const int64_t rank : mesh_.group(rank_, stage_axes)) places.push_back(stage_rank_at(mesh_.coordinates(rank)));
-  return places;
+  std::vector<StageRank> stage_ranks;
+  for (const int64_t rank : mesh_.group(rank_, stage_axes))
+    stage_ranks.push_back(stage_rank_at(mesh_.coordinates(rank)));
+  return stage_ranks;
 }
 
 void RankGroups::note_sizes(const StepConfig& config, const std::vector<LaneGroup>& groups) {
@@ -246,7 +247,7 @@ RankGroups::RankGroups(const StepConfig& config, World& world)
     : mesh_(make_mesh(config, world.size(), ExitCode::device)),
       rank_(world.rank()),
       at_(mesh_.coordinates(rank_)),
-      context_ranks_have_pairs_(context_place(config.parallel, 0).has_pair) {
+      context_ranks_have_pairs_(context_rank_at(config.parallel, 0).has_pair) {
   activity_ = &world.activity();
   if (num_stages() > 1) activity_->set_stage(stage());
   const std::vector<LaneGroup> of_lanes = lane_groups(config);
@@ -283,15 +284,15 @@ RankGroups::RankGroups(const StepConfig& config, int64_t world_size, int64_t ran
     : mesh_(make_mesh(config, world_size)),
       rank_(rank),
       at_(mesh_.coordinates(rank_)),
-      context_ranks_have_pairs_(context_place(config.parallel, 0).has_pair) {
+      context_ranks_have_pairs_(context_rank_at(config.parallel, 0).has_pair) {
   const std::vector<LaneGroup> of_lanes = lane_groups(config);
   note_sizes(config, of_lanes);
   for (const LaneGroup& group : of_lanes) {
     const std::vector<int64_t> ranks = group_ranks(config, mesh_, rank, group.group);
     if (ranks.size() == 1) continue;
-    const auto place = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
+    const auto rank_in_group = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
     on(group.lane).host[index(group.group)] =
-        make_plan_communicator(static_cast<int>(place), static_cast<int>(ranks.size()));
+        make_plan_communicator(static_cast<int>(rank_in_group), static_cast<int>(ranks.size()));
   }
   for (const LaneKind lane : neighbour_lanes_) {
     on(lane).host[index(neighbours_of(lane))] = make_plan_communicator(1 - peer_on(lane), 2);

@@ -1,4 +1,4 @@
-// A rank's place in the mesh, and the groups and lanes in which it communicates.
+// A rank's coordinates in the mesh, and the groups and lanes in which it communicates.
 #pragma once
 
 #include <array>
@@ -28,7 +28,7 @@ enum class GroupKind : uint8_t {
   context,   // share sequences: each has some of their tokens, the queries of which need the others' keys
   kv_heads,  // hold the same key/value heads, inside a tensor group; reports name them "replicas"
   data,      // hold the same parameters and see different samples or tokens: gradients and losses are summed over them
-  expert,    // hold the experts of a layer between them: tokens go to the rank that holds their expert, and back
+  expert,    // hold different experts of the same layers: tokens go to the rank of their expert, and back
   expert_data,  // hold the same experts' parameters
   stage,        // hold parts of the same layers: matrices are gathered from them (optim/muon.cpp)
   loss,         // have the same rank on the tensor axis, on all stages: losses are summed over them
@@ -165,7 +165,7 @@ class RankGroups {
     return group(LaneKind::gradients, num_stages() > 1 ? GroupKind::loss : GroupKind::data);
   }
   // Returns the group of a stage's ranks on the lane of gradients; null if there is one rank. stage_ranks() returns
-  // the places of its ranks, in the group's order.
+  // the coordinates of its ranks, in the group's order.
   Communicator* stage_group() const {
     return group(LaneKind::gradients, num_stages() > 1 ? GroupKind::stage : GroupKind::world);
   }
@@ -191,7 +191,7 @@ class RankGroups {
 
   // Whether devices exchange directly, not through the host.
   bool has_links() const { return linked_; }
-  // Returns the bytes of all communication buffers, by place.
+  // Returns the bytes of all communication buffers, by MemoryPlace.
   ExchangeBytes exchanged_bytes() const;
   // Returns the size of the lane's largest group that reduces; 1 if there is none.
   int64_t ranks_that_reduce(LaneKind kind) const { return on(kind).ranks_that_reduce; }

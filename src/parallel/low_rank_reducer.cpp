@@ -64,9 +64,10 @@ class LowRankReducer final : public GradientReducer {
   void end_step(int64_t unit) override {
     const UnitMessages& sums = messages(unit);
     if (!sums.is_coded()) return;
-    context_.backend.run(KeepResidual{.state = compression_.state,
-                                      .errors = row_at(compression_.errors, sums.first_residual, sums.num_residuals),
-                                      .kept = row_at(compression_.residuals, sums.first_residual, sums.num_residuals)});
+    context_.backend.run(
+        KeepResidual{.state = compression_.state,
+                     .errors = row_at(compression_.errors, sums.first_residual, sums.num_residuals),
+                     .residual = row_at(compression_.residuals, sums.first_residual, sums.num_residuals)});
   }
 
  private:

@@ -308,13 +308,13 @@ std::vector<StateSlice> ParameterStore::state(bool written_only) const {
     piece.num_blocks = blocks.count;
     for (size_t i = 0; i < columns_.size(); ++i) {
       const StateColumn& column = columns_[i];
-      std::byte* place = nullptr;
+      std::byte* address = nullptr;
       if (has_values(column, spec_.tensors[tensor]) && piece.column_bytes(column) > 0) {
         const bool of_blocks = column.granularity == StateGranularity::block;
         const int64_t before = of_blocks ? blocks.in_columns : is_of_last(column) ? at - held_before_last(unit) : at;
-        place = saved_address(unit, this->column(i, unit) + before * dtype_bytes(column.dtype));
+        address = saved_address(unit, this->column(i, unit) + before * dtype_bytes(column.dtype));
       }
-      piece.columns.push_back(place);
+      piece.columns.push_back(address);
     }
     if (piece.count() > 0) {
       const bool narrow = is_narrow(tensor);

@@ -40,7 +40,7 @@ struct Sharding {
   bool gradients_away = false;              // sums of gradients lie beside optimizer state (StateLayout)
   std::array<ReplicaRank, num_replica_groups> replica_ranks = {};  // by ReplicaGroup
   DType compute = DType::f32;                                      // dtype of weights
-  DType reduce = DType::f32;                                       // dtype in which gradients are summed over copies
+  DType reduce = DType::f32;                                       // dtype in which gradients are summed over replicas
   bool pure = false;                                               // compute is bf16, and only norms have masters
   DType gradients = DType::f32;  // dtype of the gradients that the rank keeps: f32, or with `pure` bf16
 
@@ -97,7 +97,7 @@ struct ParameterBuffers {
   std::byte* state = nullptr;
 };
 
-// A range of a unit's elements that an update changes, with its places in all buffers but the optimizer's.
+// A range of a unit's elements that an update changes, with its addresses in all buffers but the optimizer's.
 struct UpdateRange {
   int64_t first;         // elements from the unit's start
   int64_t elements;      // number of elements
@@ -231,7 +231,7 @@ class ParameterStore {
   T* saved_address(int64_t unit, T* value) const;
   bool is_narrow(size_t tensor) const;  // whether its bf16 weights are updated directly
   // Blocks of a tensor in update_range of its unit, or in this rank's piece of it: the first block's number in the
-  // rank's part of the tensor, the number of blocks, and the first block's place in the columns' values for the unit.
+  // rank's part of the tensor, the number of blocks, and the first block's index in the columns' values for the unit.
   struct HeldBlocks {
     int64_t first, count, in_columns;
   };

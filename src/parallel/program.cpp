@@ -55,7 +55,7 @@ int64_t record_bytes(const BufferBytes& bytes, const UnitTraits& traits, int32_t
   };
   int64_t sum = 0;
   if (record.contains(Operand::input)) sum += of(BufferKind::stream, unit - 1);
-  if (record.contains(Operand::kept)) sum += of(BufferKind::kept, unit);
+  if (record.contains(Operand::saved_for_recompute)) sum += of(BufferKind::saved_for_recompute, unit);
   if (record.contains(Operand::saved_for_input)) sum += of(BufferKind::saved_for_input, unit);
   if (record.contains(Operand::saved_for_weight)) sum += of(BufferKind::saved_for_weight, unit);
   return sum;

@@ -1,4 +1,4 @@
-// A schedule with a place in memory for each of its buffers.
+// A schedule with an offset for each of its buffers.
 #pragma once
 
 #include <array>

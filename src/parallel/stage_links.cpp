@@ -15,10 +15,10 @@ LaneKind lane_of(bool sends, Way way) {
 void StageLinks::play(const Transfer& transfer, const StageMessage& message, const Payload& payload) {
   const LaneKind kind = lane_of(transfer.sends, route_of(stages_, message).way);
   Lane& lane = groups_.lane(kind);
-  const TensorRank place = groups_.on_tensor_axis();
-  const bool shared = payload.alike && place.size > 1 && payload.count % place.size == 0;
-  const int64_t count = shared ? payload.count / place.size : payload.count;
-  std::byte* const data = payload.data + (shared ? place.rank * count * dtype_bytes(payload.dtype) : 0);
+  const TensorRank axis = groups_.on_tensor_axis();
+  const bool shared = payload.alike && axis.size > 1 && payload.count % axis.size == 0;
+  const int64_t count = shared ? payload.count / axis.size : payload.count;
+  std::byte* const data = payload.data + (shared ? axis.rank * count * dtype_bytes(payload.dtype) : 0);
   if (transfer.begins) {
     Communicator* const group = groups_.group(kind, neighbours_of(kind));
     const int peer = RankGroups::peer_on(kind);

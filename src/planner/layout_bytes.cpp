@@ -94,7 +94,7 @@ int64_t LayoutEstimator::recomputed_layers(const RunLayout& layout, const Layout
     case RecomputeKind::optimal:
       break;
   }
-  throw std::logic_error("the blocks that are run again are chosen by bytes");
+  throw std::logic_error("the recomputed blocks are chosen by bytes");
 }
 
 std::vector<double> LayoutEstimator::recomputed_of_kinds(const RunLayout& layout, const LayoutChunks& lies,

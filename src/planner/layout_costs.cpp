@@ -347,7 +347,7 @@ LayoutCosts::MessageCost LayoutCosts::message(const RunLayout& layout, int64_t b
   }
   const auto seconds = [&](LaneKind lane, GroupKind group, Operation operation, int64_t moved) {
     return found->second.seconds_of({.kind = Event::Kind::collective,
-                                     .place = {static_cast<int8_t>(lane), static_cast<int8_t>(group)},
+                                     .channel = {static_cast<int8_t>(lane), static_cast<int8_t>(group)},
                                      .name = operation_name(operation),
                                      .bytes_moved = moved});
   };

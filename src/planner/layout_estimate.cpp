@@ -75,12 +75,12 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
   double later = 0;                                // seconds of gradient sums that run beside the next pass
   if (cuts_gradients(layout.zero)) {
     const StagePasses& passes = passes_.of_stages(layout, lies)[stage];
-    const size_t place = lies.place_in_stage(stage, static_cast<int32_t>(chunk));
+    const size_t index = lies.index_in_stage(stage, static_cast<int32_t>(chunk));
     // Sums of up to two blocks are not finished when a pass ends: they continue beside the next pass.
-    later = passes.before_others[place] * std::min({gradients, 2 * of_blocks(&UpdateCost::sum), sum.forward});
+    later = passes.before_others[index] * std::min({gradients, 2 * of_blocks(&UpdateCost::sum), sum.forward});
     if (cuts_weights(layout.zero)) {
-      before_forward = passes.forward_gathers[place] * of_blocks(&UpdateCost::gather);
-      before_backward = passes.backward_gathers[place] * of_blocks(&UpdateCost::gather);
+      before_forward = passes.forward_gathers[index] * of_blocks(&UpdateCost::gather);
+      before_backward = passes.backward_gathers[index] * of_blocks(&UpdateCost::gather);
     }
   }
   // A link carries one message at a time.
@@ -290,12 +290,12 @@ LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
     result.bubble_seconds += played.stages[stage].idle / stages;
     result.exposed_seconds[gradients] += cost.sums[stage] / stages;
     for (const int32_t chunk : lies.of_stage[stage]) {
-      const auto place = static_cast<size_t>(chunk);
-      result.exposed_seconds[tensor] += micro_batches * cost.exposed_tensor[place] / stages;
-      result.exposed_seconds[context] += micro_batches * cost.exposed_context[place] / stages;
+      const auto index = static_cast<size_t>(chunk);
+      result.exposed_seconds[tensor] += micro_batches * cost.exposed_tensor[index] / stages;
+      result.exposed_seconds[context] += micro_batches * cost.exposed_context[index] / stages;
       result.exposed_seconds[cuts_weights(layout.zero) ? weights : gradients] +=
-          micro_batches * cost.exposed_traffic[place] / stages;
-      result.exposed_seconds[copy_lane] += micro_batches * cost.exposed_copies[place] / stages;
+          micro_batches * cost.exposed_traffic[index] / stages;
+      result.exposed_seconds[copy_lane] += micro_batches * cost.exposed_copies[index] / stages;
     }
   }
   result.step_seconds = config_.memory.keeps_state_away()

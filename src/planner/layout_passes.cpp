@@ -20,10 +20,10 @@ InFlight most_saved(const std::vector<Pass>& passes, const LayoutChunks& chunks,
            std::accumulate(counts.for_weights.begin(), counts.for_weights.end(), int64_t{0});
   };
   for (const Pass& pass : passes) {
-    const size_t place = chunks.place_in_stage(stage, pass.chunk);
-    now.whole[place] += pass.kind == PassKind::forward ? 1 : pass.kind == PassKind::backward_weight ? 0 : -1;
-    if (pass.kind == PassKind::backward_input) ++now.for_weights[place];
-    if (pass.kind == PassKind::backward_weight) --now.for_weights[place];
+    const size_t index = chunks.index_in_stage(stage, pass.chunk);
+    now.whole[index] += pass.kind == PassKind::forward ? 1 : pass.kind == PassKind::backward_weight ? 0 : -1;
+    if (pass.kind == PassKind::backward_input) ++now.for_weights[index];
+    if (pass.kind == PassKind::backward_weight) --now.for_weights[index];
     if (weight(now) > weight(most)) most = now;
   }
   return most;
@@ -38,11 +38,11 @@ void count_others(const std::vector<Pass>& passes, const LayoutChunks& chunks, s
   std::vector<double> all(num_chunks);
   for (size_t i = 0; i < passes.size(); ++i) {
     if (!makes_gradients(passes[i])) continue;
-    const size_t place = chunks.place_in_stage(stage, passes[i].chunk);
-    ++all[place];
-    if (i + 1 < passes.size() && !makes_gradients(passes[i + 1])) ++counts.before_others[place];
+    const size_t index = chunks.index_in_stage(stage, passes[i].chunk);
+    ++all[index];
+    if (i + 1 < passes.size() && !makes_gradients(passes[i + 1])) ++counts.before_others[index];
   }
-  for (size_t place = 0; place < num_chunks; ++place) counts.before_others[place] /= all[place];
+  for (size_t index = 0; index < num_chunks; ++index) counts.before_others[index] /= all[index];
 }
 
 void count_gathers(const std::vector<Pass>& passes, const LayoutChunks& chunks, size_t stage, StagePasses& counts) {
@@ -53,21 +53,21 @@ void count_gathers(const std::vector<Pass>& passes, const LayoutChunks& chunks, 
   int64_t last = -1, before = -1;  // block used last, and the one before it
   for (const Pass& pass : passes) {
     if (pass.kind == PassKind::backward_weight) continue;
-    const size_t place = chunks.place_in_stage(stage, pass.chunk);
+    const size_t index = chunks.index_in_stage(stage, pass.chunk);
     const bool is_forward = pass.kind == PassKind::forward;
-    micro_batches[place] += is_forward ? 1 : 0;
+    micro_batches[index] += is_forward ? 1 : 0;
     const int64_t first = chunks.first_layers[static_cast<size_t>(pass.chunk)];
     const int64_t count = chunks.layers[static_cast<size_t>(pass.chunk)];
     for (int64_t i = 0; i < count; ++i) {
       const int64_t block_now = is_forward ? first + i : first + count - 1 - i;
       if (block_now == last) continue;
-      if (block_now != before) ++(is_forward ? counts.forward_gathers : counts.backward_gathers)[place];
+      if (block_now != before) ++(is_forward ? counts.forward_gathers : counts.backward_gathers)[index];
       before = std::exchange(last, block_now);
     }
   }
-  for (size_t place = 0; place < own.size(); ++place) {
-    counts.forward_gathers[place] /= micro_batches[place];
-    counts.backward_gathers[place] /= micro_batches[place];
+  for (size_t index = 0; index < own.size(); ++index) {
+    counts.forward_gathers[index] /= micro_batches[index];
+    counts.backward_gathers[index] /= micro_batches[index];
   }
 }
 
@@ -98,7 +98,7 @@ std::pair<bool, bool> LayoutChunks::receives(size_t chunk) const {
   return {chunk > 0 && is_elsewhere(chunk - 1), chunk + 1 < layers.size() && is_elsewhere(chunk + 1)};
 }
 
-size_t LayoutChunks::place_in_stage(size_t stage, int32_t chunk) const {
+size_t LayoutChunks::index_in_stage(size_t stage, int32_t chunk) const {
   const std::vector<int32_t>& own = of_stage[stage];
   return static_cast<size_t>(std::find(own.begin(), own.end(), chunk) - own.begin());
 }

@@ -34,7 +34,7 @@ struct LayoutChunks {
   // Returns the stage's first and last layer; those of the model's first layer if it has none.
   std::pair<int64_t, int64_t> ends_of(size_t stage) const;
   // Returns the index of a chunk in of_stage[stage].
-  size_t place_in_stage(size_t stage, int32_t chunk) const;
+  size_t index_in_stage(size_t stage, int32_t chunk) const;
 };
 
 // Micro-batches in flight, by chunk of a stage, at the moment when the stage saves the most.

@@ -27,11 +27,11 @@ std::vector<int64_t> divisors(int64_t n, int64_t most) {
   return found;
 }
 
-// Sequences of so many tokens are worth sharing: shorter ones only if the config does so itself.
+// Least tokens of a sequence that a search lets ranks share. Shorter ones are shared only if the config does so.
 constexpr int64_t least_shared_tokens = 8192;
 
-// Returns the methods by which so many ranks may share sequences: the one that "auto" takes, and the config's own; both
-// if the config names one. One rank: the method without a choice.
+// Returns the methods by which `context` ranks may share sequences: the one that "auto" takes, and the one that the
+// config names, if it names one. For one rank, returns the one method.
 std::vector<ContextMethod> context_methods(const StepConfig& config, int64_t tensor, int64_t context,
                                            int64_t ranks_per_node) {
   if (context == 1) return {ContextMethod::automatic};

@@ -95,7 +95,7 @@ CheckpointForecast planned_checkpoint(const Machine& machine, const StepConfig& 
 Prediction predict_run(const RunConfig& asked, const Machine& machine, int64_t world_size) {
   const Target target = planned_target(machine, asked.run.threads, world_size);
   RunConfig config = asked;
-  settle_context_method(config, leaves_node(config.parallel, target.ranks_per_node));
+  choose_context_method(config, leaves_node(config.parallel, target.ranks_per_node));
   const Mesh mesh = make_mesh(config, world_size);
   Prediction prediction;
   std::vector<StepLog> logs;  // by stage: log of its first rank; other ranks have nearly the same ops

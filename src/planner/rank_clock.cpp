@@ -164,7 +164,7 @@ RankClock::Pending RankClock::run_copy_of_record(const Event& event, double seco
 
 RankClock::Pending RankClock::run_collective(const Event& event, double seconds, const LoggedAction* action,
                                              TimeSpan& time) {
-  const auto number = static_cast<size_t>(event.place.lane);
+  const auto number = static_cast<size_t>(event.channel.lane);
   if (software_.sums_gradients_last && action != nullptr && action->kind == ActionKind::reduce) {
     postponed_ += seconds;
     return {};

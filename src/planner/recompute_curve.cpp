@@ -68,7 +68,7 @@ RecomputeForecast forecast_recomputation(const PlanCase& run, const Machine* mac
     const RecomputePlanner& planner = planners.emplace_back(run, static_cast<int32_t>(stage));
     const RecomputePoint chosen = planner.costs().of(plan.choices[stage].units);
     const RecomputeCounts counts = planner.costs().counts(chosen.choices);
-    forecast.stages.push_back({counts.kept, counts.in_part, counts.alone, counts.from_before, counts.offloaded,
+    forecast.stages.push_back({counts.saving_all, counts.in_part, counts.alone, counts.from_before, counts.offloaded,
                                chosen.bytes, planner.least().bytes, chosen.recompute_share});
     most_bytes = std::max(most_bytes, planner.fixed({.recompute = RecomputeKind::none}).bytes);
   }

@@ -11,7 +11,7 @@ namespace gptrain::inline planner {
 struct RecomputeForecast {
   // Numbers of a stage's blocks by the activations that they save, and the stage's figures.
   struct OfStage {
-    int64_t kept = 0;            // blocks that save all activations
+    int64_t saving_all = 0;      // blocks that save all activations
     int64_t in_part = 0;         // blocks that save the outputs of their linears and recompute the rest
     int64_t alone = 0;           // blocks that save only their input
     int64_t from_before = 0;     // blocks that save nothing: they are recomputed together with blocks before them

@@ -46,9 +46,9 @@ class Link {
     const auto found = std::find_if(side.awaited.begin(), side.awaited.end(),
                                     [&](const Awaited& other) { return other.message == message; });
     if (found == side.awaited.end()) throw std::logic_error("a stage awaits a transfer that it has not begun");
-    const size_t place = found->number - first_end_;
-    if (place >= ends_.size()) return std::nullopt;
-    const End end = ends_[place];
+    const size_t index = found->number - first_end_;
+    if (index >= ends_.size()) return std::nullopt;
+    const End end = ends_[index];
     side.awaited.erase(found);
     for (; first_end_ < std::min(sends_.first_awaited(), receives_.first_awaited()); ++first_end_) ends_.pop_front();
     return end;

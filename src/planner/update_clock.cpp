@@ -8,7 +8,7 @@
 namespace gptrain::inline planner {
 namespace {
 
-// Returns the moment so many seconds earlier, as a wait for copies since the step's start.
+// Returns the moment `earlier` seconds before `moment`, as a wait for copies since the step's start.
 Moment moved(const Moment& moment, double earlier) {
   Moment result;
   result.add(static_cast<size_t>(Spending::copies), std::max(moment.time - earlier, 0.0));

@@ -14,14 +14,15 @@
 
 namespace gptrain::inline planner {
 
-// Updates run one after another. Reads and writes of the disk take turns; copies between a GPU and its host have one
-// lane for each direction. The state of the first units is read before the step's updates begin, that of the others
-// once the state StateLayout::most_landed units before is written.
+// Used by RankClock. Updates run one after another. Reads and writes of the disk take turns; copies between a GPU and
+// its host have one lane for each direction. The state of the first units is read before the step's updates begin, that
+// of the others once the state StateLayout::most_landed units before is written.
 class UpdateClock {
  public:
-  // Says that the norm is over, after which updates may run.
+  // Begins a step's updates: they run after `norm`, the moment at which the norm is known.
   void begin(const Moment& norm);
-  // Plays the events of a unit's update: `seconds` by event. `times`, if not null, receives the events' times.
+  // Plays the events of a unit's update. `seconds` has the duration of each event; `times`, if not null, has as many
+  // elements, which receive the events' times.
   void play(int32_t unit, std::span<const Event> events, const std::vector<double>& seconds,
             std::vector<TimeSpan>* times);
   // Plays a transfer of the disk, or between a GPU and its host, that is asked for at `asked`, after all others so far.
@@ -32,6 +33,7 @@ class UpdateClock {
   // Ends the step in which updates were played: the next one begins at `now`, a moment of this one, and reads the state
   // of its first units.
   void begin_next_step(double now);
+  // Returns true if any update was played.
   bool any() const { return !over_.empty(); }
 
  private:

@@ -372,7 +372,7 @@ Json recompute_json(const RecomputeForecast& forecast) {
   json["activation_budget_bytes"] = forecast.budget_bytes > 0 ? Json(forecast.budget_bytes) : Json("fit");
   json["activation_room_bytes"] = forecast.headroom_bytes;
   for (const RecomputeForecast::OfStage& stage : forecast.stages)
-    json["stages"].push_back({{"blocks_kept", stage.kept},
+    json["stages"].push_back({{"blocks_kept", stage.saving_all},
                               {"blocks_kept_in_part", stage.in_part},
                               {"blocks_run_again", stage.alone},
                               {"blocks_run_again_with_others", stage.from_before},

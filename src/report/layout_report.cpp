@@ -45,11 +45,11 @@ bool has_price(const LayoutSearch& search) { return !search.best.empty() && sear
 // Whether rows may have different numbers of devices.
 bool shows_devices(const LayoutSearch& search) { return search.objective == "cost"; }
 
-std::string row_text(const LayoutSearch& search, size_t place) {
-  const LayoutResult& result = search.best[place];
+std::string row_text(const LayoutSearch& search, size_t index) {
+  const LayoutResult& result = search.best[index];
   const double step = result.step_seconds;
   std::string text =
-      fmt::format("  {:>3} {:>11} {:>9} {:>7} {:>7} {:>8} {:>10}", place + 1,
+      fmt::format("  {:>3} {:>11} {:>9} {:>7} {:>7} {:>8} {:>10}", index + 1,
                   fmt::format("{}{:.4g} s", result.is_exact ? "" : "~", step), format_count(result.tokens_per_second),
                   result.is_exact ? fmt::format("{:.1f}%", 100 * result.mfu) : "",
                   fmt::format("{:.1f}%", 100 * result.bubble_seconds / step),
@@ -59,7 +59,7 @@ std::string row_text(const LayoutSearch& search, size_t place) {
   }
   if (has_price(search)) text += fmt::format(" {:>9}", result.is_exact ? format_count(result.cost) : "");
   text += "   ";
-  text += place == 0 ? layout_text(result.layout) : layout_difference(search.best.front().layout, result.layout);
+  text += index == 0 ? layout_text(result.layout) : layout_difference(search.best.front().layout, result.layout);
   return text + "\n";
 }
 

@@ -18,7 +18,7 @@ std::string blocks_text(const RecomputeForecast::OfStage& stage) {
   const auto add = [&text](int64_t blocks, std::string_view what) {
     if (blocks > 0) text += fmt::format("{}{} {}", text.empty() ? "" : ", ", blocks, what);
   };
-  add(stage.kept, "saved whole");
+  add(stage.saving_all, "saved whole");
   add(stage.in_part, "saved in part");
   add(stage.alone, "recomputed from their input");
   add(stage.from_before, "recomputed with blocks before them");

@@ -44,7 +44,7 @@ class ByAction {
   }
 
  private:
-  std::vector<uint32_t> starts_;  // by action: its first place in indices_; then the size of indices_
+  std::vector<uint32_t> starts_;  // by action: its first index in indices_; then the size of indices_
   std::vector<uint32_t> indices_;
 };
 
@@ -119,7 +119,7 @@ std::optional<Placement> scan(const std::vector<Lifetime>& lifetimes, ByAction& 
 }
 
 // Lifetimes that have their offsets, by offset. Columns, as a search reads few of a lifetime's values.
-class Placed {
+class PlacedLifetimes {
  public:
   // Returns the lowest offset at which `lifetime` shares no byte with a placed one that shares an action with it.
   int64_t lowest_for(const Lifetime& lifetime) const {
@@ -145,11 +145,11 @@ class Placed {
   }
 
   void add(const Lifetime& lifetime, int64_t offset) {
-    const auto place = std::upper_bound(offset_.begin(), offset_.end(), offset) - offset_.begin();
-    first_.insert(first_.begin() + place, lifetime.first);
-    last_.insert(last_.begin() + place, lifetime.last);
-    offset_.insert(offset_.begin() + place, offset);
-    end_.insert(end_.begin() + place, offset + lifetime.bytes);
+    const auto index = std::upper_bound(offset_.begin(), offset_.end(), offset) - offset_.begin();
+    first_.insert(first_.begin() + index, lifetime.first);
+    last_.insert(last_.begin() + index, lifetime.last);
+    offset_.insert(offset_.begin() + index, offset);
+    end_.insert(end_.begin() + index, offset + lifetime.bytes);
   }
 
  private:
@@ -168,7 +168,7 @@ std::optional<Placement> by_size(const std::vector<Lifetime>& lifetimes, int64_t
   std::stable_sort(order.begin(), order.end(),
                    [&](size_t a, size_t b) { return lifetimes[a].bytes > lifetimes[b].bytes; });
   Placement placement{std::vector<int64_t>(lifetimes.size(), 0), 0};
-  Placed placed;
+  PlacedLifetimes placed;
   for (const size_t i : order) {
     const int64_t offset = placed.lowest_for(lifetimes[i]);
     const int64_t end = offset + lifetimes[i].bytes;
@@ -246,18 +246,21 @@ class Stretches {
     if (result.empty()) return result;
     const int32_t first = result.front().first;  // members are in the order of their beginnings
     // By action of the group: 1 if a lifetime begins or ends in it; then the number of such actions before it.
-    std::vector<int32_t> places(static_cast<size_t>(last - first) + 1);
-    const auto place_of = [&](int32_t action) -> int32_t& { return places[static_cast<size_t>(action - first)]; };
-    for (const Lifetime& lifetime : result) place_of(lifetime.first) = place_of(lifetime.last) = 1;
-    std::exclusive_scan(places.begin(), places.end(), places.begin(), 0);
-    for (Lifetime& lifetime : result) lifetime = {place_of(lifetime.first), place_of(lifetime.last), lifetime.bytes};
+    std::vector<int32_t> change_numbers(static_cast<size_t>(last - first) + 1);
+    const auto change_number = [&](int32_t action) -> int32_t& {
+      return change_numbers[static_cast<size_t>(action - first)];
+    };
+    for (const Lifetime& lifetime : result) change_number(lifetime.first) = change_number(lifetime.last) = 1;
+    std::exclusive_scan(change_numbers.begin(), change_numbers.end(), change_numbers.begin(), 0);
+    for (Lifetime& lifetime : result)
+      lifetime = {change_number(lifetime.first), change_number(lifetime.last), lifetime.bytes};
     return result;
   }
 
  private:
   const std::vector<Lifetime>& lifetimes_;
   std::vector<uint32_t> order_;  // indices of placed lifetimes, by first action
-  std::vector<size_t> starts_;   // by group: its first place in order_; then the size of order_
+  std::vector<size_t> starts_;   // by group: its first index in order_; then the size of order_
 };
 
 }  // namespace

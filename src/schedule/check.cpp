@@ -79,8 +79,8 @@ class Checker {
         return {BufferKind::stream, m, a.unit - 1};
       case Operand::output:
         return {BufferKind::stream, m, a.unit};
-      case Operand::kept:
-        return {BufferKind::kept, m, a.unit};
+      case Operand::saved_for_recompute:
+        return {BufferKind::saved_for_recompute, m, a.unit};
       case Operand::saved_for_input:
         return {BufferKind::saved_for_input, m, a.unit};
       case Operand::saved_for_weight:
@@ -188,11 +188,11 @@ class Checker {
 
   void leave_transfer(const Transfer& transfer, int32_t buffer) {
     Content& left = content(buffer);
-    const auto place = static_cast<size_t>(buffer);
+    const auto index = static_cast<size_t>(buffer);
     if (transfer.sends) {
       require(left == Content::whole, "what it sends is not there");
-      require(sending_[place] != transfer.begins, "its send has {}", transfer.begins ? "begun before" : "not begun");
-      sending_[place] = transfer.begins;
+      require(sending_[index] != transfer.begins, "its send has {}", transfer.begins ? "begun before" : "not begun");
+      sending_[index] = transfer.begins;
     } else {
       require(left == (transfer.begins ? Content::nothing : Content::under_way), "its receive {}",
               transfer.begins ? "has begun before" : "has not begun");

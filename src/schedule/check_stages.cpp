@@ -50,7 +50,7 @@ class StagesChecker {
   bool ended(int32_t stage) { return next(stage) == of(stage).actions.size(); }
   Link& link(const Route& route) { return links_[static_cast<size_t>(route.from)][static_cast<size_t>(route.way)]; }
 
-  std::string place(int32_t stage) {
+  std::string action_text(int32_t stage) {
     const Action& a = action(stage);
     return fmt::format("stage {}, action {} ({} of micro-batch {}, unit {})", stage, next(stage), action_name(a.kind),
                        a.micro_batch, a.unit);
@@ -75,7 +75,8 @@ class StagesChecker {
   bool play(int32_t stage, const Transfer& transfer, const StageMessage& message) {
     const Route route = route_of(of(stage).options.stages, message);
     if (route.from == route.to || (transfer.sends ? route.from : route.to) != stage) {
-      fault_ = fmt::format("{}: {} goes from stage {} to stage {}", place(stage), text(message), route.from, route.to);
+      fault_ =
+          fmt::format("{}: {} goes from stage {} to stage {}", action_text(stage), text(message), route.from, route.to);
       return false;
     }
     std::vector<StageMessage>& own = transfer.sends ? link(route).sends : link(route).receives;
@@ -83,12 +84,12 @@ class StagesChecker {
     if (!transfer.begins) {
       const auto begun = std::find(own.rbegin(), own.rend(), message);
       if (begun != own.rend()) return own.rend() - begun <= std::ssize(others);
-      fault_ = fmt::format("{}: it has not begun", place(stage));
+      fault_ = fmt::format("{}: it has not begun", action_text(stage));
       return false;
     }
     if (own.size() < others.size() && others[own.size()] != message) {
       const StageMessage& other = others[own.size()];
-      fault_ = fmt::format("{}: stage {} {} {} there", place(stage), transfer.sends ? route.to : route.from,
+      fault_ = fmt::format("{}: stage {} {} {} there", action_text(stage), transfer.sends ? route.to : route.from,
                            transfer.sends ? "receives" : "sends", text(other));
       return false;
     }
@@ -119,7 +120,7 @@ class StagesChecker {
       if (ended(stage)) continue;
       const Action& a = action(stage);
       const std::optional<Transfer> transfer = transfer_of(a.kind);
-      fault_ = place(stage) + ": waits for ever for ";
+      fault_ = action_text(stage) + ": waits for ever for ";
       if (!transfer) {
         fault_ += "the other stages";
       } else {

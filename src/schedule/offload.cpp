@@ -17,10 +17,10 @@ class Offloading {
     find_places();
     moved_.resize(schedule_.buffers.size());
     for (size_t i = 0; i < moved_.size(); ++i) moved_[i] = static_cast<int32_t>(i);
-    schedule_.actions.reserve(old_.size() + places_.size());
-    auto next = places_.begin();
+    schedule_.actions.reserve(old_.size() + insertions_.size());
+    auto next = insertions_.begin();
     for (size_t i = 0; i < old_.size(); ++i) {
-      for (; next != places_.end() && next->before == i; ++next) add(*next);
+      for (; next != insertions_.end() && next->before == i; ++next) add(*next);
       Action& action = schedule_.actions.emplace_back(old_[i]);
       for (int32_t& buffer : action.buffers) buffer = buffer < 0 ? -1 : moved_[static_cast<size_t>(buffer)];
     }
@@ -34,12 +34,12 @@ class Offloading {
     std::array<int32_t, num_operands> away{};  // the record's buffers until the copy to the host ends
     std::array<int32_t, num_operands> back{};  // the record's buffers from the beginning of the copy back
   };
-  // A new action and the place where it is inserted.
-  struct Place {
+  // A new action and the index of the action before which it is inserted.
+  struct Insertion {
     size_t before;  // index in old_ of the action that follows
     ActionKind kind;
     size_t record;
-    bool awaits_older;  // awaits a copy that begins at an earlier place
+    bool awaits_older;  // awaits a copy that begins at an earlier index
   };
 
   void find_records() {
@@ -78,13 +78,13 @@ class Offloading {
           std::max(left, starts_[read_in - std::min(static_cast<size_t>(offload.comes_ahead), read_in)]);
       const size_t free_in = pass_of_[record.forward] + static_cast<size_t>(offload.leaves_for);
       const size_t gone = free_in < starts_.size() ? std::min(starts_[free_in], fetched) : fetched;
-      places_.push_back({left, ActionKind::offload, i, false});
-      places_.push_back({gone, ActionKind::await_offloaded, i, gone > left});
-      places_.push_back({fetched, ActionKind::fetch, i, false});
-      places_.push_back({record.first_read, ActionKind::await_fetched, i, record.first_read > fetched});
+      insertions_.push_back({left, ActionKind::offload, i, false});
+      insertions_.push_back({gone, ActionKind::await_offloaded, i, gone > left});
+      insertions_.push_back({fetched, ActionKind::fetch, i, false});
+      insertions_.push_back({record.first_read, ActionKind::await_fetched, i, record.first_read > fetched});
     }
-    // At one place, older copies are awaited first, which frees their memory for the copies that begin there.
-    std::stable_sort(places_.begin(), places_.end(), [](const Place& a, const Place& b) {
+    // Before one action, older copies are awaited first, which frees their memory for the copies that begin there.
+    std::stable_sort(insertions_.begin(), insertions_.end(), [](const Insertion& a, const Insertion& b) {
       return std::pair(a.before, !a.awaits_older) < std::pair(b.before, !b.awaits_older);
     });
   }
@@ -118,14 +118,14 @@ class Offloading {
     }
   }
 
-  void add(const Place& place) {
-    Record& record = records_[place.record];
+  void add(const Insertion& insertion) {
+    Record& record = records_[insertion.record];
     const Action& forward = old_[record.forward];
-    if (place.kind == ActionKind::offload) begin_record(record);
-    if (place.kind == ActionKind::fetch) bring_back(record);
-    const bool away = place.kind == ActionKind::offload || place.kind == ActionKind::await_offloaded;
+    if (insertion.kind == ActionKind::offload) begin_record(record);
+    if (insertion.kind == ActionKind::fetch) bring_back(record);
+    const bool away = insertion.kind == ActionKind::offload || insertion.kind == ActionKind::await_offloaded;
     Action& action = schedule_.actions.emplace_back();
-    action = {.kind = place.kind, .micro_batch = forward.micro_batch, .unit = forward.unit};
+    action = {.kind = insertion.kind, .micro_batch = forward.micro_batch, .unit = forward.unit};
     action.buffers = away ? record.away : record.back;
   }
 
@@ -134,7 +134,7 @@ class Offloading {
   std::vector<Record> records_;
   std::vector<size_t> starts_;   // indices in old_ of the first actions of passes, rising
   std::vector<size_t> pass_of_;  // by old action: number of passes that have begun
-  std::vector<Place> places_;
+  std::vector<Insertion> insertions_;
   std::vector<int32_t> moved_;  // by old buffer: the buffer that has its content now
 };
 

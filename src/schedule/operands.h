@@ -15,7 +15,7 @@ enum class Operand : uint8_t {
   batch,   // tokens, targets, sample numbers and starts of documents
   input,   // the residual stream that enters the unit
   output,  // the residual stream that leaves the unit
-  kept,
+  saved_for_recompute,
   saved_for_input,
   saved_for_weight,
   gradients,

@@ -46,7 +46,7 @@ class ChainSolver::Tables {
       const int64_t most_kept = others == 0 ? budget : (budget - available) / others;
       solve_forward(available, most_kept);
       std::vector<Label>& ends = labels_.back();
-      std::erase_if(ends, [&](const Label& end) { return end.kept > most_kept; });
+      std::erase_if(ends, [&](const Label& end) { return end.held_bytes > most_kept; });
       const auto found = std::min_element(ends.begin(), ends.end(),
                                           [](const Label& a, const Label& b) { return a.seconds < b.seconds; });
       if (found == ends.end() || found->seconds >= least) continue;
@@ -67,7 +67,7 @@ class ChainSolver::Tables {
 
   // Choices for the units before one unit, in the forward pass.
   struct Label {
-    int64_t kept = 0;  // bytes that they keep, the input of the unit included
+    int64_t held_bytes = 0;  // bytes that they keep, the input of the unit included
     double seconds = 0;
     int32_t from = -1;  // first unit of the last step; -1: there is no step yet
     size_t before = 0;  // index of the label at `from` that the step extends
@@ -127,8 +127,8 @@ class ChainSolver::Tables {
     };
     const ChainUnit& u = unit(first);
     const int64_t forward = up(u.written_bytes() + u.output_bytes + chain_.gradient_bytes);
-    const auto rest = [&](int32_t begin, int64_t kept) {
-      return pieces < kept ? never : recompute_[at(begin, last)][static_cast<size_t>(pieces - kept)];
+    const auto rest = [&](int32_t begin, int64_t held_bytes) {
+      return pieces < held_bytes ? never : recompute_[at(begin, last)][static_cast<size_t>(pieces - held_bytes)];
     };
     if (pieces >= std::max(forward, up(u.saved_bytes + u.backward_bytes)))
       offer(u.forward_seconds + rest(first + 1, up(u.saved_bytes + u.output_bytes)), {How::keep});
@@ -149,7 +149,7 @@ class ChainSolver::Tables {
     std::vector<size_t> order(labels.size());
     std::iota(order.begin(), order.end(), size_t{0});
     std::sort(order.begin(), order.end(), [&labels](size_t a, size_t b) {
-      return std::pair(labels[a].kept, labels[a].seconds) < std::pair(labels[b].kept, labels[b].seconds);
+      return std::pair(labels[a].held_bytes, labels[a].seconds) < std::pair(labels[b].held_bytes, labels[b].seconds);
     });
     double quickest = never;
     std::erase_if(order, [&](size_t l) {
@@ -180,23 +180,23 @@ class ChainSolver::Tables {
       for (const size_t l : best_of(labels_[static_cast<size_t>(i)])) {
         const Label label = labels_[static_cast<size_t>(i)][l];
         const auto offer = [&](int32_t to, int64_t bytes, double seconds, How how, bool away) {
-          const int64_t kept = label.kept + bytes;
-          if (kept > most) return;
+          const int64_t held_bytes = label.held_bytes + bytes;
+          if (held_bytes > most) return;
           std::vector<Label>& there = labels_[static_cast<size_t>(to)];
           std::vector<int32_t>& by_part = known[static_cast<size_t>(to)];
           if (by_part.empty()) by_part.assign(static_cast<size_t>(most / part) + 1, -1);
-          int32_t& place = by_part[static_cast<size_t>(kept / part)];
-          const Label next{kept, label.seconds + seconds, i, l, how, away};
-          if (place < 0) {
-            place = static_cast<int32_t>(there.size());
+          int32_t& slot = by_part[static_cast<size_t>(held_bytes / part)];
+          const Label next{held_bytes, label.seconds + seconds, i, l, how, away};
+          if (slot < 0) {
+            slot = static_cast<int32_t>(there.size());
             there.push_back(next);
-          } else if (Label& old = there[static_cast<size_t>(place)];
-                     std::pair(next.seconds, next.kept) < std::pair(old.seconds, old.kept)) {
+          } else if (Label& old = there[static_cast<size_t>(slot)];
+                     std::pair(next.seconds, next.held_bytes) < std::pair(old.seconds, old.held_bytes)) {
             old = next;
           }
         };
         const ChainUnit& u = unit(i);
-        const int64_t free = available - label.kept;
+        const int64_t free = available - label.held_bytes;
         const bool runs = free >= u.written_bytes() + u.output_bytes;
         // Offers the step with its values kept on the device, and with them and the unit's input copied to the host.
         const auto offer_both = [&](int32_t to, int64_t left, double seconds, How how) {
@@ -224,7 +224,7 @@ class ChainSolver::Tables {
       if (label.how == How::part) {
         choices[static_cast<size_t>(label.from)] = {true, label.from};
       } else if (label.how == How::recompute) {
-        choose_recompute(choices, label.from, to - 1, (available - before.kept) / piece_, label.from);
+        choose_recompute(choices, label.from, to - 1, (available - before.held_bytes) / piece_, label.from);
       }
       if (label.away)
         choices[static_cast<size_t>(label.from)].offload.part =
@@ -235,7 +235,7 @@ class ChainSolver::Tables {
     return choices;
   }
 
-  // Sets the choices for a segment that runs again. `begin`: the unit at which the forward pass over it begins.
+  // Sets the choices for a segment that is recomputed. `begin`: the unit at which the forward pass over it begins.
   void choose_recompute(UnitChoices& choices, int32_t first, int32_t last, int64_t pieces, int32_t begin) const {
     if (first == last) {
       choices[static_cast<size_t>(last)].recompute_from = begin;

@@ -18,13 +18,13 @@ struct ChainUnit {
   int64_t output_bytes = 0;    // the residual stream that leaves the unit
   int64_t saved_bytes = 0;     // values that its backward pass reads, except its input
   int64_t backward_bytes = 0;  // gradients in its backward pass: of its input and output, and BufferKind::gradients
-  double forward_seconds = 0;  // running its forward pass again, with its output
-  double saved_seconds = 0;    // running its forward pass again only for the saved values
+  double forward_seconds = 0;  // recomputing its forward pass, with its output
+  double saved_seconds = 0;    // recomputing its forward pass only for the saved values
   // The unit may keep a part of its saved values and recompute the rest from it before its backward pass.
   int64_t part_bytes = -1;  // the part; negative: the unit has no such part
   int64_t rest_bytes = 0;
   double rest_seconds = 0;
-  bool always_saved = false;  // the saved values are always kept: the unit never runs again
+  bool always_saved = false;  // the saved values are always kept: the unit is never recomputed
   // Cost of copying a byte to the host and back, which the solver multiplies by its price. Negative: the unit is never
   // offloaded.
   double copy_seconds = -1;
@@ -36,7 +36,7 @@ struct ChainUnit {
 struct Chain {
   std::vector<ChainUnit> units;  // in forward order
   int64_t input_bytes = 0;       // input of the first unit: counts in the time of its copy, not in the budget
-  int64_t gradient_bytes = 0;    // gradient of the residual stream, alive while units run again
+  int64_t gradient_bytes = 0;    // gradient of the residual stream, alive while units are recomputed
   // Micro-batches between forward and backward pass at one time, at least 1.
   int64_t in_flight = 1;
 
@@ -47,8 +47,8 @@ struct Chain {
 double recompute_seconds(const Chain& chain, const UnitChoices& choices);
 
 // Finds the choices that take the least time within a budget. Memory is counted in pieces of most_bytes / resolution
-// bytes, rounded up; it is exact if a piece is one byte. In chains of more than 128 units, at most 64 units run again
-// from one kept input.
+// bytes, rounded up; it is exact if a piece is one byte. In chains of more than 128 units, at most 64 units are
+// recomputed from one kept input.
 class ChainSolver {
  public:
   // Copies the chain. `most_bytes` is the largest budget that best() will be called with.

@@ -23,8 +23,8 @@ enum class ActionKind : uint8_t {
   forward,          // unit u: from its input to its output; the head: up to its norm
   loss,             // head: logits chunk by chunk (not kept), the loss, and both products of the logits' gradients
   evaluate,         // head: logits and loss only
-  forward_again,    // unit u: forward run again for its output, the input of a later unit that is recomputed
-  recompute,        // unit u: forward run again for the values that it saves
+  forward_again,    // unit u: recomputes its output, the input of a later unit that is recomputed
+  recompute,        // unit u: recomputes the values that its forward saves
   backward_input,   // unit u: gradient of its input, and the gradients that backward_weight reads
   backward_weight,  // unit u: gradients of its weights
   backward,         // unit u: both; products for the weights overlap the tensor ranks' sum of the input gradient
@@ -79,15 +79,15 @@ StageMessage message_of(const Stages& stages, ActionKind kind, int32_t micro_bat
 // Kinds of buffers. Memory that lasts for the whole run (the rank's own weights, gradients and optimizer state) is in
 // none of them. A buffer belongs to a unit, and unless it is weights or prepared_weights to a micro-batch as well.
 enum class BufferKind : uint8_t {
-  batch,             // tokens, targets, sample numbers and starts of documents; belongs to no unit
-  stream,            // the residual stream that leaves the unit
-  kept,              // values that the unit's forward keeps for its recompute and its backward_input
-  saved_for_input,   // values that the unit saves for backward_input
-  saved_for_weight,  // values that the unit saves for backward_weight
-  gradients,         // gradients that backward_input leaves for backward_weight
-  stream_gradient,   // the gradient of the stream that leaves the unit
-  weights,           // whole weights, gathered from pieces (ZeRO 3)
-  prepared_weights,  // FP8 copies of weights, read by products instead of the weights
+  batch,                // tokens, targets, sample numbers and starts of documents; belongs to no unit
+  stream,               // the residual stream that leaves the unit
+  saved_for_recompute,  // values that the unit's forward keeps for its recompute and its backward_input
+  saved_for_input,      // values that the unit saves for backward_input
+  saved_for_weight,     // values that the unit saves for backward_weight
+  gradients,            // gradients that backward_input leaves for backward_weight
+  stream_gradient,      // the gradient of the stream that leaves the unit
+  weights,              // whole weights, gathered from pieces (ZeRO 3)
+  prepared_weights,     // FP8 copies of weights, read by products instead of the weights
   whole_gradients,   // f32 gradients of the whole unit; the rank adds them, or with ZeRO 2 and 3 its piece, to its own
   narrow_gradients,  // gradients in the narrower dtype in which they are summed, or messages with their codes
   offloaded,         // the unit's record, on the host
@@ -131,8 +131,8 @@ enum class Access : uint8_t { none, read, write, read_write };
 struct UnitTraits {
   UnitKind kind = UnitKind::block;
   bool recomputed = false;
-  // First of the units that run again before this unit is recomputed. Their outputs and saved values go to new buffers,
-  // which later passes read until the unit runs again once more. -1: recomputation begins at this unit's own input.
+  // First of the units that are recomputed before this unit. Their outputs and saved values go to new buffers, which
+  // later passes read until the unit is recomputed once more. -1: recomputation begins at this unit's own input.
   int32_t recompute_from = -1;
   bool prepares_weights = false;  // has prepared_weights
   int32_t sum_phases = 1;         // 1 or 2: phases of a sum of its gradients, with ops between them
@@ -146,7 +146,8 @@ struct UnitTraits {
 // has the inputs and results of its forward pass that its recompute or backward pass reads and its recompute does not
 // write.
 OperandSet record_of(const UnitTraits& unit);
-inline constexpr std::array<Operand, 4> record_operands = {Operand::input, Operand::kept, Operand::saved_for_input,
+inline constexpr std::array<Operand, 4> record_operands = {Operand::input, Operand::saved_for_recompute,
+                                                           Operand::saved_for_input,
                                                            Operand::saved_for_weight};  // all that a record may have
 
 // Input of training_schedule and its siblings.

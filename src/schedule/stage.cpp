@@ -65,7 +65,7 @@ class Stage {
  private:
   // Buffers of a unit for one micro-batch; -1: not there yet.
   struct UnitBuffers {
-    int32_t kept = -1;
+    int32_t saved_for_recompute = -1;
     int32_t saved_for_input = -1;
     int32_t saved_for_weight = -1;
     int32_t gradients = -1;
@@ -175,7 +175,7 @@ class Stage {
     action[Operand::batch] = flight.batch;
     action[Operand::output] = own.output;
     action[Operand::input] = unit > stages_.first_unit(flight.chunk) ? of(flight, unit - 1).output : flight.input;
-    action[Operand::kept] = own.kept;
+    action[Operand::saved_for_recompute] = own.saved_for_recompute;
     action[Operand::saved_for_input] = own.saved_for_input;
     action[Operand::saved_for_weight] = own.saved_for_weight;
     action[Operand::gradients] = own.gradients;
@@ -206,7 +206,7 @@ class Stage {
   }
 
   static bool keeps(const UnitTraits& unit) {
-    return unit.uses[static_cast<size_t>(UnitPass::forward)].writes.contains(Operand::kept);
+    return unit.uses[static_cast<size_t>(UnitPass::forward)].writes.contains(Operand::saved_for_recompute);
   }
 
   // Gives the unit new buffers for the values that it saves.
@@ -303,7 +303,8 @@ class Stage {
   void add_forward(ActionKind kind, InFlight& flight, int32_t unit, int32_t weights) {
     UnitBuffers& own = of(flight, unit);
     if (unit < head()) own.output = new_buffer(BufferKind::stream, flight.micro_batch, unit);
-    if (keeps(schedule_.traits(unit))) own.kept = new_buffer(BufferKind::kept, flight.micro_batch, unit);
+    if (keeps(schedule_.traits(unit)))
+      own.saved_for_recompute = new_buffer(BufferKind::saved_for_recompute, flight.micro_batch, unit);
     save(flight, unit);
     Action action = action_of(kind, flight, unit);
     action[Operand::weights] = weights;

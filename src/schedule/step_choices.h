@@ -17,8 +17,8 @@ namespace gptrain::inline schedule {
 // The choices for one unit of the model.
 struct UnitChoice {
   bool keeps_part = false;  // keeps a part of each forward pass and recomputes the rest from it
-  // First of the units that run again right before this unit's backward pass, up to the values that this unit saves.
-  // Negative: nothing runs again, and the backward pass reads the values that the forward pass saved.
+  // First of the units that are recomputed right before this unit's backward pass, up to the values that this unit
+  // saves. Negative: nothing is recomputed, and the backward pass reads the values that the forward pass saved.
   int32_t recompute_from = -1;
   UnitOffload offload{};
 

@@ -56,11 +56,11 @@ int32_t StageTransfers::receive(const StageMessage& message) {
   Receives& receives = receives_[static_cast<size_t>(route_of(schedule_.options.stages, message).way)];
   const auto found = std::find_if(receives.expected.begin() + static_cast<std::ptrdiff_t>(receives.oldest),
                                   receives.expected.end(), [&](const Expected& e) { return e.message == message; });
-  const auto place = static_cast<size_t>(found - receives.expected.begin());
-  begin_receives(receives, place + 1);
+  const auto index = static_cast<size_t>(found - receives.expected.begin());
+  begin_receives(receives, index + 1);
   found->arrived = true;
   schedule_.actions.push_back(action_of(schedule_.options.stages, message, false, false, found->buffer));
-  begin_receives(receives, place + 2);
+  begin_receives(receives, index + 2);
   while (receives.oldest < receives.expected.size() && receives.expected[receives.oldest].arrived) ++receives.oldest;
   return found->buffer;
 }

@@ -130,7 +130,7 @@ StepPlan plan_step(const PlanCase& run, const StepChoices& choices, int64_t rank
   // Give the workspace no limit: its size is only known when the step has run.
   memory.arenas[MemoryClass::workspace] = std::numeric_limits<int64_t>::max() / 4;
   const bool has_own_backend = choices.updates_on_host || choices.keeps_state_away();
-  const UpdatePlace updates{.backend = has_own_backend ? &update_backend : nullptr};
+  const UpdateDevice updates{.backend = has_own_backend ? &update_backend : nullptr};
   NoMicroBatches source;
   const auto play = [&](TrainingStep& step, size_t number) {
     PlanObserver observer(log, *design, *design->programs[number].program);

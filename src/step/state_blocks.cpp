@@ -56,7 +56,7 @@ void OtherBlocks::take_scales(std::vector<Slice>& slices) {
   }
 }
 
-void OtherBlocks::settle() {
+void OtherBlocks::reencode() {
   const StateColumns& columns = step_.parameters().columns();
   const auto next = [&columns](StateGranularity granularity, size_t from) {
     while (from < columns.size() && columns[from].granularity != granularity) ++from;
@@ -66,7 +66,7 @@ void OtherBlocks::settle() {
     const std::vector<int64_t> blocks = saved_blocks(pieces);
     size_t codes = next(StateGranularity::element_in_blocks, 0), scales = next(StateGranularity::block, 0);
     while (codes < columns.size()) {
-      settle(pieces, codes, scales, blocks);
+      reencode(pieces, codes, scales, blocks);
       codes = next(StateGranularity::element_in_blocks, codes + 1);
       scales = next(StateGranularity::block, scales + 1);
     }
@@ -100,7 +100,7 @@ std::vector<int64_t> OtherBlocks::saved_blocks(const Pieces& pieces) const {
   return blocks;
 }
 
-void OtherBlocks::settle(const Pieces& pieces, size_t codes, size_t scales, const std::vector<int64_t>& saved) const {
+void OtherBlocks::reencode(const Pieces& pieces, size_t codes, size_t scales, const std::vector<int64_t>& saved) const {
   const StateSlice& first = pieces.front();
   const StateSlice& with_blocks =
       *std::find_if(pieces.begin(), pieces.end(), [](const StateSlice& piece) { return piece.num_blocks > 0; });

@@ -24,12 +24,12 @@ class OtherBlocks {
   // Writes this rank's codes and scales. REQUIRES: the slices have been loaded. A block that lies within one saved
   // block keeps its codes and gets that block's scale. Any other block is encoded anew, with rounding like that of a
   // step.
-  void settle();
+  void reencode();
 
  private:
   using Pieces = std::vector<StateSlice>;  // this rank's pieces of a tensor, contiguous in memory
   std::vector<int64_t> saved_blocks(const Pieces& pieces) const;
-  void settle(const Pieces& pieces, size_t codes, size_t scales, const std::vector<int64_t>& saved) const;
+  void reencode(const Pieces& pieces, size_t codes, size_t scales, const std::vector<int64_t>& saved) const;
 
   TrainingStep& step_;
   int64_t saved_tensor_ranks_;

@@ -19,15 +19,15 @@ std::vector<StateSlice> StateSnapshot::copy(std::vector<StateSlice> pieces, cons
     copy_queue_->mark_ops(0);
     copy_queue_->follow_ops(0);
   }
-  std::byte* place = memory_->data();
+  std::byte* target = memory_->data();
   const auto copy_part = [&](auto*& part, int64_t bytes) {
     if (copy_queue_ != nullptr) {
-      copy_queue_->queue_download(place, part, bytes);
+      copy_queue_->queue_download(target, part, bytes);
     } else {
-      backend_.download(place, part, bytes);
+      backend_.download(target, part, bytes);
     }
-    part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(place);
-    place += align_up(bytes);
+    part = reinterpret_cast<std::remove_reference_t<decltype(part)>>(target);
+    target += align_up(bytes);
   };
   for (StateSlice& piece : pieces) {
     if (piece.weight != nullptr) copy_part(piece.weight, piece.count() * dtype_bytes(DType::f32));

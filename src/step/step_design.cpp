@@ -106,7 +106,7 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
     const LayerRecords& records = model.records(unit);
     of(BufferKind::batch).push_back(model.shape().micro_batch().bytes());
     of(BufferKind::stream).push_back(model.stream_bytes());
-    of(BufferKind::kept).push_back(records.kept_bytes);
+    of(BufferKind::saved_for_recompute).push_back(records.saved_for_recompute_bytes);
     of(BufferKind::saved_for_input).push_back(records.saved_for_input_bytes);
     of(BufferKind::saved_for_weight).push_back(records.saved_for_weight_bytes);
     of(BufferKind::gradients).push_back(records.gradients_bytes);
@@ -180,7 +180,7 @@ std::vector<int32_t> find_equal_designs(const Model& model) {
 Model::Axes axes_of(const StepDesign& design, const StepShape& shape) {
   return {.tensor = {design.tensor, design.sequence},
           .context = {shape.context},
-          .experts = {.place = design.experts, .room = design.config.parallel.expert_room}};
+          .experts = {.axis = design.experts, .capacity_factor = design.config.parallel.expert_room}};
 }
 
 // Makes a model on the `plan` backend without groups, to ask its layers for their records.
@@ -207,7 +207,7 @@ size_t StepDesign::program_after(int64_t steps) const {
 
 MicroBatchShape micro_batch_shape(const StepConfig& config, int64_t context_rank) {
   return {config.batch.micro, config.model.sequence_length, config.data.mask_documents,
-          context_place(config.parallel, context_rank)};
+          context_rank_at(config.parallel, context_rank)};
 }
 
 PrefetchRing prefetch_ring(const StepConfig& config, const Target& target) {

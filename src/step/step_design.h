@@ -77,7 +77,7 @@ struct StepDesign {
   // Whether the rank keeps the errors of compressed gradients.
   bool keeps_residuals() const { return config.comm.compression.error && messages.num_residuals > 0; }
   int64_t snapshot_bytes = 0;  // host's copy of the rank's state (TrainingStep::copy_state); 0: there is none
-  ExpertRank experts;          // place among the ranks that share experts
+  ExpertRank experts;          // the rank among those that share experts
 };
 
 // Makes the design for the rank of `groups`. `choices`: the choices for the rank's stage. `like`: the training program

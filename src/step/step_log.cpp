@@ -44,7 +44,8 @@ LaneTraffic lane_traffic(const StepLog& log) {
     const size_t operation = index_of(operation_names, event.name);
     // A transfer counts at its sender, and a barrier sends nothing.
     if (event.kind != Event::Kind::collective || operation >= static_cast<size_t>(Operation::receive)) return;
-    Traffic& traffic = table[static_cast<size_t>(event.place.lane)][static_cast<size_t>(event.place.group)][operation];
+    Traffic& traffic =
+        table[static_cast<size_t>(event.channel.lane)][static_cast<size_t>(event.channel.group)][operation];
     traffic.calls += times;
     traffic.sent_bytes = (Amount(times) * event.sent_bytes + traffic.sent_bytes).value();
   });

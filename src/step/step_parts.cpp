@@ -9,7 +9,7 @@
 namespace gptrain::inline step {
 
 StepParts::StepParts(std::shared_ptr<const StepDesign> of, Backend& ops, RankGroups& rank_groups,
-                     const UpdatePlace& updates)
+                     const UpdateDevice& updates)
     : design(std::move(of)),
       backend(ops),
       update_backend(updates.backend != nullptr ? *updates.backend : ops),

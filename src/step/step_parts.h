@@ -32,14 +32,14 @@
 #include "step/state_snapshot.h"
 #include "step/step_design.h"
 #include "step/step_readback.h"
-#include "step/update_place.h"
+#include "step/update_device.h"
 
 namespace gptrain::inline step {
 
 // Parts of a TrainingStep, made once in this order. The comment of a class of them says how it is used.
 struct StepParts {
   // Takes the design's arenas. Arguments: see TrainingStep.
-  StepParts(std::shared_ptr<const StepDesign> of, Backend& ops, RankGroups& rank_groups, const UpdatePlace& updates);
+  StepParts(std::shared_ptr<const StepDesign> of, Backend& ops, RankGroups& rank_groups, const UpdateDevice& updates);
   // Waits until no other rank reads this rank's memory.
   ~StepParts();
   StepParts(const StepParts&) = delete;

@@ -52,17 +52,17 @@ class Rows {
 
   void add(const StepPart& part) {
     std::vector<size_t> of_this_part;
-    std::vector<size_t>& places =
+    std::vector<size_t>& row_indices =
         part.action == nullptr ? of_this_part : known_[static_cast<size_t>(part.action->block)];
-    if (places.empty()) {
-      for (const Event& event : part.events) places.push_back(profile_row(event));
+    if (row_indices.empty()) {
+      for (const Event& event : part.events) row_indices.push_back(profile_row(event));
     }
     for (size_t i = 0; i < part.events.size(); ++i) {
-      if (places[i] == no_row) continue;
+      if (row_indices[i] == no_row) continue;
       const Event& event = part.events[i];
       // A planned step logs every wait, a profiled step only those that took time.
       if (event.kind == Event::Kind::wait && part.times[i].seconds() == 0) continue;
-      ProfileRow& row = rows_[places[i]];
+      ProfileRow& row = rows_[row_indices[i]];
       row.calls += 1;
       row.seconds += part.times[i].seconds();
       row.executed_flops += event.executed_flops;
@@ -73,7 +73,7 @@ class Rows {
   size_t profile_row(const Event& event) {
     if (runs_beside_ops(profile_, event) != beside_ops_) return no_row;
     const std::string label = label_of_(event);
-    const auto [place, is_new] = by_label_.try_emplace(label, rows_.size());
+    const auto [entry, is_new] = by_label_.try_emplace(label, rows_.size());
     if (is_new) {
       ProfileRow& row = rows_.emplace_back();
       row.label = label;
@@ -83,7 +83,7 @@ class Rows {
         row.limit = profile_.bytes_per_second;
       }
     }
-    return place->second;
+    return entry->second;
   }
 
   const StepProfile& profile_;
@@ -145,7 +145,7 @@ size_t trace_row(const Event& event, const LoggedAction* action) {
     case Event::Kind::wait:
       return 3;
     case Event::Kind::collective:
-      return first_lane_row + static_cast<size_t>(event.place.lane);
+      return first_lane_row + static_cast<size_t>(event.channel.lane);
   }
   return 0;
 }
@@ -184,7 +184,7 @@ class TraceWriter {
                    {"bytes_moved", event.bytes_moved}};
     if (event.kind == Event::Kind::collective) {
       arguments["sent_bytes"] = event.sent_bytes;
-      arguments["group"] = group_names[static_cast<size_t>(event.place.group)];
+      arguments["group"] = group_names[static_cast<size_t>(event.channel.group)];
     }
     write_event(event.name, trace_row(event, action), time, std::move(arguments));
   }

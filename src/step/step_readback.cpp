@@ -22,12 +22,12 @@ StepReadback::StepReadback(Backend& backend, SideQueue* copy_queue, int64_t num_
 
 void StepReadback::begin() {
   if (ahead() == most_ahead) throw std::logic_error("a step begins before an earlier one is read");
-  const auto place = static_cast<size_t>(queued_ % most_ahead);
-  follows_[place] = ahead() > 0;
+  const auto slot = static_cast<size_t>(queued_ % most_ahead);
+  follows_[slot] = ahead() > 0;
   if (copy_queue_ != nullptr) {
     copy_queue_->time_ops(start_of(queued_));
   } else {
-    host_seconds_[place] = steady_seconds();
+    host_seconds_[slot] = steady_seconds();
   }
 }
 
@@ -52,14 +52,14 @@ void StepReadback::queue(const StepState* state, const double* stops, const doub
 StepReadback::Values StepReadback::read() {
   if (ahead() == 0) throw std::logic_error("no step is queued");
   const int64_t step = read_++;
-  const auto place = static_cast<size_t>(step % most_ahead);
+  const auto slot = static_cast<size_t>(step % most_ahead);
   Values values;
   if (copy_queue_ != nullptr) {
     copy_queue_->await_ops(end_of(step));
-    const int from = follows_[place] ? end_of(step + most_ends - 1) : start_of(step);
+    const int from = follows_[slot] ? end_of(step + most_ends - 1) : start_of(step);
     values.seconds = copy_queue_->seconds_between(from, end_of(step));
   } else {
-    values.seconds = host_seconds_[place];
+    values.seconds = host_seconds_[slot];
   }
   values.state = at(step).state;
   values.stops = at(step).stops;

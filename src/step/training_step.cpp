@@ -17,14 +17,14 @@ namespace {
 
 template <typename T>
 void upload_copies(Backend& backend, T* to, T value, int64_t count) {
-  const std::vector<T> copies(static_cast<size_t>(count), value);
-  backend.upload(to, copies.data(), count * static_cast<int64_t>(sizeof(T)));
+  const std::vector<T> values(static_cast<size_t>(count), value);
+  backend.upload(to, values.data(), count * static_cast<int64_t>(sizeof(T)));
 }
 
 }  // namespace
 
 TrainingStep::TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
-                           const UpdatePlace& updates)
+                           const UpdateDevice& updates)
     : design_(std::move(design)),
       backend_(backend),
       groups_(groups),

@@ -13,7 +13,7 @@
 #include "model/micro_batch_source.h"
 #include "parallel/action_observer.h"
 #include "step/step_design.h"
-#include "step/update_place.h"
+#include "step/update_device.h"
 
 namespace gptrain::inline step {
 
@@ -46,7 +46,7 @@ class TrainingStep {
   // REQUIRES: the design is for the rank of the groups. Weights and state are undefined until `initialize`, or until
   // the caller has written `state()` and called weights_changed.
   TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
-               const UpdatePlace& updates = {});
+               const UpdateDevice& updates = {});
   // Waits until no other rank reads this rank's memory.
   ~TrainingStep();
   TrainingStep(const TrainingStep&) = delete;

@@ -15,8 +15,8 @@ class UpdateResources {
   // Error(checkpoint) as WorkingFiles.
   UpdateResources(const StepDesign& design, const Backend& ops, int64_t rank);
 
-  // Returns the place of the updates, which refers to this object.
-  UpdatePlace place() const { return {.backend = backend_.get(), .files = files_.get()}; }
+  // Returns the backend and the files of the updates, which this object owns.
+  UpdateDevice device() const { return {.backend = backend_.get(), .files = files_.get()}; }
   const WorkingFiles* files() const { return files_.get(); }  // null: none
 
  private:

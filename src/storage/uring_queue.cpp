@@ -10,18 +10,18 @@ namespace {
 
 class UringQueue final : public IoQueue {
  public:
-  UringQueue(io_uring ring, int depth) : ring_(ring), places_(static_cast<size_t>(depth)) {
+  UringQueue(io_uring ring, int depth) : ring_(ring), slots_(static_cast<size_t>(depth)) {
     for (uint32_t i = 0; i < static_cast<uint32_t>(depth); ++i) free_.push_back(i);
   }
   ~UringQueue() override {
-    while (free_.size() < places_.size()) await();
+    while (free_.size() < slots_.size()) await();
     io_uring_queue_exit(&ring_);
   }
 
   void begin(const FileTransfer& transfer, uint64_t tag) override {
     const uint32_t number = free_.back();
     free_.pop_back();
-    places_[number] = {transfer, tag};
+    slots_[number] = {transfer, tag};
     submit(number);
   }
 
@@ -38,7 +38,7 @@ class UringQueue final : public IoQueue {
       const auto number = static_cast<uint32_t>(io_uring_cqe_get_data64(event));
       const int moved = event->res;
       io_uring_cqe_seen(&ring_, event);
-      FileTransfer& rest = places_[number].transfer;
+      FileTransfer& rest = slots_[number].transfer;
       if (moved == -EINTR || moved == -EAGAIN) {
         submit(number);
       } else if (moved <= 0) {
@@ -52,9 +52,9 @@ class UringQueue final : public IoQueue {
         submit(number);
       }
       if (!failed_.empty()) {
-        const auto [place, error] = failed_.back();
+        const auto [slot, error] = failed_.back();
         failed_.pop_back();
-        return end(place, error);
+        return end(slot, error);
       }
     }
   }
@@ -62,13 +62,13 @@ class UringQueue final : public IoQueue {
   std::string_view method() const override { return "io_uring"; }
 
  private:
-  struct Place {
+  struct Slot {
     FileTransfer transfer;
     uint64_t tag = 0;
   };
 
   void submit(uint32_t number) {
-    const FileTransfer& transfer = places_[number].transfer;
+    const FileTransfer& transfer = slots_[number].transfer;
     io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
     const auto bytes = static_cast<unsigned>(transfer.bytes);
     const auto offset = static_cast<uint64_t>(transfer.offset);
@@ -87,13 +87,13 @@ class UringQueue final : public IoQueue {
 
   EndedTransfer end(uint32_t number, int error) {
     free_.push_back(number);
-    return {places_[number].tag, error};
+    return {slots_[number].tag, error};
   }
 
   io_uring ring_;
-  std::vector<Place> places_;
-  std::vector<uint32_t> free_;                    // places without a transfer
-  std::vector<std::pair<uint32_t, int>> failed_;  // places whose transfer the system did not take, and why
+  std::vector<Slot> slots_;
+  std::vector<uint32_t> free_;                    // slots without a transfer
+  std::vector<std::pair<uint32_t, int>> failed_;  // slots whose transfer the system did not take, and errno
 };
 
 }  // namespace

@@ -62,7 +62,7 @@ WorkingFiles::~WorkingFiles() {
   close_all();
 }
 
-// Gives each block a place: one file after the other, so that all drives work on a piece.
+// Assigns each block a file and an offset: one file after the other, so that all drives work on a piece.
 void WorkingFiles::lay_out() {
   size_t file = 0;
   for (const StoredPiece& piece : pieces_) {
@@ -223,7 +223,7 @@ void WorkingFiles::begin_transfer(Job& job) {
                 tag);
 }
 
-std::string WorkingFiles::place_of(const Job& job, size_t block) const {
+std::string WorkingFiles::text_of(const Job& job, size_t block) const {
   const Block& of = blocks_[first_block_[job.piece] + block];
   return fmt::format("the working file {} ({}, block {} at byte {})", files_[of.file].name, pieces_[job.piece].name,
                      block, of.offset);
@@ -236,7 +236,7 @@ void WorkingFiles::check_block(const Job& job, size_t block) const {
   throw Error(ExitCode::checkpoint,
               "{} has other bytes than were written there: its drive or memory is faulty; resume from the last "
               "checkpoint, on another drive if it happens again",
-              place_of(job, block));
+              text_of(job, block));
 }
 
 void WorkingFiles::end_transfer(const EndedTransfer& ended) {
@@ -244,7 +244,7 @@ void WorkingFiles::end_transfer(const EndedTransfer& ended) {
   free_tags_.push_back(ended.tag);
   --job->under_way;
   if (ended.error != 0)
-    throw Error(ExitCode::checkpoint, "cannot {} {}: {}", job->writes ? "write" : "read", place_of(*job, block),
+    throw Error(ExitCode::checkpoint, "cannot {} {}: {}", job->writes ? "write" : "read", text_of(*job, block),
                 std::strerror(ended.error));
   job->left[block] -= bytes;
   if (job->left[block] == 0 && !job->writes) check_block(*job, block);

@@ -33,7 +33,7 @@ int64_t stored_bytes(const std::vector<StoredPiece>& pieces);
 struct WorkingFilesOptions {
   std::vector<std::filesystem::path> folders;  // one on each drive; blocks go to all of them in turn
   std::string owner = "rank-0";                // part of the files' names in messages
-  int depth = 16;                              // transfers under way
+  int depth = 16;                              // most transfers under way
   int64_t transfer_bytes = int64_t{1} << 20;   // a multiple of page_bytes that divides WorkingFiles::block_bytes
   bool may_use_uring = true;
 };
@@ -45,8 +45,8 @@ class WorkingFiles {
  public:
   static constexpr int64_t block_bytes = int64_t{4} << 20;
 
-  // Reserves the files' space, one file in each folder. THROWS Error(checkpoint) if a folder is missing, cannot be
-  // written, lacks the space, or does not allow O_DIRECT.
+  // Reserves the files' space, one file in each folder, and starts the thread. THROWS Error(checkpoint) if a folder is
+  // missing, cannot be written, lacks the space, or does not allow O_DIRECT; Error(machine) if a thread cannot start.
   WorkingFiles(const WorkingFilesOptions& options, std::vector<StoredPiece> pieces);
   // Waits for the transfers under way.
   ~WorkingFiles();
@@ -67,7 +67,7 @@ class WorkingFiles {
   // Waits for the ticket and returns its times; zeros if it was awaited before. THROWS Error(checkpoint), which names
   // file and piece, if this or an earlier transfer failed or a block has another checksum than was written.
   Times wait(Ticket ticket);
-  // Returns true if `wait` would not wait.
+  // Returns true if `wait` would return or throw at once.
   bool is_over(Ticket ticket);
   void read(size_t piece, std::byte* to) { wait(begin_read(piece, to)); }
   void write(size_t piece, const std::byte* from) { wait(begin_write(piece, from)); }
@@ -108,7 +108,7 @@ class WorkingFiles {
   void end_transfer(const EndedTransfer& ended);
   void check_block(const Job& job, size_t block) const;
   void fail(std::exception_ptr failure);
-  std::string place_of(const Job& job, size_t block) const;
+  std::string text_of(const Job& job, size_t block) const;
   Block& block_of(size_t piece, size_t number) { return blocks_[first_block_[piece] + number]; }
 
   const int64_t transfer_bytes_;

@@ -351,7 +351,7 @@ void Checkpointing::save_at_end(const RunProgress& progress) {
   throw Error(ExitCode::checkpoint, context_.leads() ? lost_folder(progress.step) : std::string());
 }
 
-void Checkpointing::settle() {
+void Checkpointing::end_last_save() {
   copied_.reset();
   if (!writing_) return;
   const int64_t step = writing_->save.manifest.progress.step;

@@ -75,7 +75,7 @@ class Checkpointing {
   bool has_failed() const { return work_ && work_->has_failed(); }
   // Waits for the save in progress when the run ends with another error, and prints a warning if the save has failed.
   // Not collective, but every other rank must call it too, or have exited.
-  void settle();
+  void end_last_save();
   // Removes the checkpoints that checkpoint.keep_last and keep_every do not keep. Not collective; call on rank 0.
   void retain() const;
 
@@ -85,8 +85,9 @@ class Checkpointing {
   // A save, from its start until the rank's thread has handled its end.
   struct Writing {
     StateSave save;
-    bool retains = false;               // removes older checkpoints at its end
-    std::vector<CheckpointInfo> known;  // on rank 0: those that should be there; after the work, those that are
+    bool retains = false;  // removes older checkpoints at its end
+    std::vector<CheckpointInfo>
+        known;  // on rank 0: checkpoints expected on the disk; after the work, those found there
     Clock::time_point began;
     // Results of the work.
     double durable_seconds = 0;      // from `began` until durable

@@ -182,20 +182,20 @@ std::string FolderLock::whats_wrong() {
                               : fmt::format("is no longer the run's folder, which is now {}", now.string());
 }
 
-bool FolderLock::is_out_of_sight(const fs::path& place) { return place.string().starts_with("/proc/"); }
+bool FolderLock::is_out_of_sight(const fs::path& path) { return path.string().starts_with("/proc/"); }
 
 std::vector<fs::path> FolderLock::places_to_save() const {
   if (folder_ < 0) return {out_};
   if (is_there(out_)) return {out_, plain_path(out_).string() + ".saved"};
-  std::vector<fs::path> places;
+  std::vector<fs::path> folders;
   if (const fs::path now = found_at(); !is_removed() && !(is_out_of_sight(now) && is_in_memory()))
-    places.push_back(now);
+    folders.push_back(now);
   std::error_code error, no_working_folder;
   static_cast<void>(fs::current_path(no_working_folder));
   const fs::path& path = no_working_folder ? absolute_ : out_;
-  if (!fs::exists(path, error) || (fs::is_directory(path, error) && fs::is_empty(path, error))) places.push_back(path);
-  places.emplace_back(plain_path(path).string() + ".saved");
-  return places;
+  if (!fs::exists(path, error) || (fs::is_directory(path, error) && fs::is_empty(path, error))) folders.push_back(path);
+  folders.emplace_back(plain_path(path).string() + ".saved");
+  return folders;
 }
 
 void FolderLock::remove_what_was_made() const {

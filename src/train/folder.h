@@ -35,7 +35,7 @@ class FolderLock {
   // a folder that is in place but cannot be written to any more.
   std::vector<std::filesystem::path> places_to_save() const;
   // Returns true if a place has no path of its own and is reached through this process's descriptor.
-  static bool is_out_of_sight(const std::filesystem::path& place);
+  static bool is_out_of_sight(const std::filesystem::path& path);
 
  private:
   void note_missing_folders(const std::filesystem::path& out);

@@ -110,16 +110,16 @@ ExitCode TrainingLoop::run() {
   try {
     return train();
   } catch (const PeerGone&) {
-    checkpoints_.settle();
+    checkpoints_.end_last_save();
     throw;
   } catch (const Error& error) {
     // A call that has done no step has nothing to save.
     const bool is_void = error.code() == ExitCode::data || step_.expert_overflow().any();
     if (is_void && progress_.step > first_step_) save_and_end(error);
-    checkpoints_.settle();
+    checkpoints_.end_last_save();
     throw;
   } catch (...) {
-    checkpoints_.settle();
+    checkpoints_.end_last_save();
     throw;
   }
 }

@@ -38,7 +38,7 @@ void LossWatch::end_if_diverged(const RunProgress& progress) {
   const int64_t most = context_.config.run.max_skipped_steps;
   if (progress.skipped_in_a_row <= most) return;
   folder_.record([&] { reporter_.write_page(); });
-  checkpoints_.settle();
+  checkpoints_.end_last_save();
   throw diverged(fmt::format("loss or gradients were not finite for {} in a row (run.max_skipped_steps = {}); {}",
                              format_counted(progress.skipped_in_a_row, "step"), most, way_back()));
 }
@@ -56,7 +56,7 @@ RunProgress LossWatch::go_back(const RunProgress& progress) {
   const std::string spike = spike_text(progress.losses);
   if (progress.rollbacks >= rollback.limit) {
     folder_.record([&] { reporter_.write_page(); });
-    checkpoints_.settle();
+    checkpoints_.end_last_save();
     throw diverged(fmt::format("{}, and the run has gone back {} already (run.rollback.limit)", spike,
                                format_counted(progress.rollbacks, "time")));
   }

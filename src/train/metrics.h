@@ -81,8 +81,8 @@ class MetricsWriter {
   // Returns true if the path of metrics.jsonl, samples.jsonl or TensorBoard's file no longer leads to it, or if the
   // file lacks records.
   bool is_gone() const;
-  // Starts the files anew that are gone, or goes on with those cut short, and returns their paths. THROWS Error(usage)
-  // if it cannot.
+  // Creates the files that are gone, continues those that lack records, and returns their paths. THROWS Error(usage) if
+  // it cannot.
   std::vector<std::filesystem::path> begin_again();
   // Makes all records so far survive a crash of the machine. Call before a checkpoint is saved, so that no checkpoint
   // is ahead of its metrics. Any thread, beside other calls.

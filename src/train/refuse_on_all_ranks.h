@@ -15,8 +15,8 @@ void wait_for_rank_0_message();
 
 // Ends a process that cannot train because of `error`, which most often happens on all ranks. Rank 0 prints the error
 // at once; then the ranks meet, for at most ten seconds. THROWS an Error with the code of `error`. Its message is empty
-// if all ranks met and have the same error. Otherwise it is the difference, or the reason why they did not meet, on
-// rank 0; on other ranks the same behind their own error.
+// if all ranks met and have the same error. Otherwise it is, on rank 0, the difference or the reason why they
+// did not meet; on other ranks, their own error and then that text.
 [[noreturn]] void refuse_on_all_ranks(const Launch& launch, const Error& error);
 
 }  // namespace gptrain::train

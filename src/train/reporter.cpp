@@ -171,7 +171,7 @@ void Reporter::warn() const {
 void Reporter::report_step(const RunProgress& progress, const StepResult& result, const BegunStep& begun) {
   const auto& config = context_.config;
   const double seconds = result.seconds;
-  const auto places = static_cast<double>(config.batch.global * config.model.sequence_length);
+  const auto positions = static_cast<double>(config.batch.global * config.model.sequence_length);
   // A moving average over about twenty steps. The first step, which sets up primitives, counts only until the second.
   average_step_seconds_ =
       average_step_seconds_ == 0 || progress.step <= 2 ? seconds : 0.95 * average_step_seconds_ + 0.05 * seconds;
@@ -185,12 +185,12 @@ void Reporter::report_step(const RunProgress& progress, const StepResult& result
                       .samples = progress.samples,
                       .step_seconds = seconds,
                       .data_seconds = begun.data_seconds,
-                      .tokens_per_second = places / seconds,
+                      .tokens_per_second = positions / seconds,
                       .mfu = model_flops_per_step_ / seconds / total_matrix_flops_,
                       .peak_bytes = taken_.total(),
                       .skipped = result.skipped,
                       .loss_scale = config.precision.scales_loss() ? result.loss_scale : 0,
-                      .padding = 1 - static_cast<double>(result.counted_targets) / places,
+                      .padding = 1 - static_cast<double>(result.counted_targets) / positions,
                       .checkpoint_cost_seconds = std::exchange(checkpoint_cost_seconds_, {}),
                       .checkpoint_durable_seconds = std::exchange(durable_seconds_, {})};
   if (config.optimizer.qk_clip > 0) {

@@ -17,8 +17,8 @@ namespace {
 
 constexpr double most_rise = 2;
 
-// Returns the place in the order after the last sample that the run has used.
-int64_t place_after(const StepConfig& config, const Manifest& manifest) {
+// Returns the position in the order after the last sample that the run has used.
+int64_t position_after(const StepConfig& config, const Manifest& manifest) {
   if (manifest.progress.samples == 0) return 0;
   return LeftOutSamples(join(config.data.skip_samples, manifest.progress.left_out))
              .position_of(manifest.progress.samples - 1) +
@@ -121,7 +121,7 @@ ResumedData resume_data(const ConfigChange& change, const Manifest& manifest, Ac
       before.data.train[i].dtype = asked.data.train[i].dtype;
     }
     if (so_far.phases.empty()) so_far.phases = open_training_data(before, before.run.seed).mixture();
-    so_far.change = {.step = manifest.progress.step, .place = place_after(asked, manifest)};
+    so_far.change = {.step = manifest.progress.step, .position = position_after(asked, manifest)};
   }
   if (so_far.phases.empty())
     return {.train = std::move(as_asked), .record = std::move(record), .changes = std::move(changes)};

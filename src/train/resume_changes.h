@@ -17,7 +17,7 @@ struct AcceptedChanges {
   bool schedule = false;  // the learning rate rises more than twofold after its decay
 };
 
-// Returns one line for each key that has changed, with both values, and for the learning rate before and after. THROWS
+// Returns one line for each key that has changed, with both values, and the learning rates before and after. THROWS
 // Error(usage) if the rate jumps and that is not accepted.
 std::vector<std::string> config_changes(const ConfigChange& change, const Manifest& manifest, AcceptedChanges accepted);
 

@@ -30,13 +30,13 @@ std::vector<LayerRouting> layer_routing(const ModelConfig& model, int64_t sequen
 void refuse_overflow(const TrainingStep& step, const std::string& when) {
   const ExpertOverflow& overflow = step.expert_overflow();
   if (!overflow.any()) return;
-  const double room = step.design().config.parallel.expert_room;
-  const double needed = room * static_cast<double>(overflow.rows) / static_cast<double>(overflow.room);
+  const double factor = step.design().config.parallel.expert_room;
+  const double needed = factor * static_cast<double>(overflow.rows) / static_cast<double>(overflow.capacity);
   throw Error(
       ExitCode::diverged,
       "{}: the experts of block {} on a rank got {} rows, but parallel.expert_room = {} makes room for {}; raise "
       "it to {:.2f} or more, or let model.moe's aux_loss balance the experts better",
-      when, overflow.layer, overflow.rows, room, overflow.room, std::ceil(100 * needed) / 100);
+      when, overflow.layer, overflow.rows, factor, overflow.capacity, std::ceil(100 * needed) / 100);
 }
 
 }  // namespace gptrain::train

@@ -108,7 +108,7 @@ bool leaves_node(const ParallelConfig& parallel, const World& world) {
 // Runs one rank from the creation of its groups to the end.
 ExitCode run_rank(RunConfig config, const TrainOptions& options, const StopSignals& signals, World& world) {
   world.activity().set_phase("set-up");
-  settle_context_method(config, leaves_node(config.parallel, world));
+  choose_context_method(config, leaves_node(config.parallel, world));
   RankGroups groups(config, world);
   const int local_ranks = ranks_on_this_host(world);
   const int threads = threads_of_rank(config.run.threads, options.ranks, local_ranks);

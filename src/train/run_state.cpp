@@ -184,7 +184,7 @@ RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const Ran
       return slices;
     });
   });
-  other_blocks->settle();
+  other_blocks->reencode();
   const Manifest& manifest = contents.stored.manifest;
   load_residuals(checkpoint, step, groups, world, saved_config(checkpoint, manifest), manifest.world_size);
   step.set_updates(manifest.progress.updates);

@@ -220,7 +220,7 @@ std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design
                                         const UpdateResources& updates) {
   std::unique_ptr<TrainingStep> step;
   agree_on(context.all(), context.world, [&] {
-    step = std::make_unique<TrainingStep>(std::move(design), context.backend, context.groups, updates.place());
+    step = std::make_unique<TrainingStep>(std::move(design), context.backend, context.groups, updates.device());
   });
   return step;
 }

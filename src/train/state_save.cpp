@@ -28,9 +28,9 @@ class DeviceState final : public SliceMemory {
       pinned_ = queue_->allocate_host(2 * piece_bytes);
     }
     const auto bytes_of = [&](int64_t piece) { return std::min(bytes - piece * piece_bytes, piece_bytes); };
-    const auto place = [&](int64_t piece) { return pinned_->data() + piece % 2 * piece_bytes; };
+    const auto buffer_of = [&](int64_t piece) { return pinned_->data() + piece % 2 * piece_bytes; };
     const auto fetch = [&](int64_t piece) {
-      queue_->queue_download(place(piece), from + piece * piece_bytes, bytes_of(piece));
+      queue_->queue_download(buffer_of(piece), from + piece * piece_bytes, bytes_of(piece));
       queue_->mark_work(static_cast<int>(piece % 2));
     };
     queue_->mark_ops(0);
@@ -40,7 +40,7 @@ class DeviceState final : public SliceMemory {
     for (int64_t piece = 0; piece < pieces; ++piece) {
       if (piece + 1 < pieces) fetch(piece + 1);
       queue_->await_work(static_cast<int>(piece % 2));
-      take(place(piece), bytes_of(piece));
+      take(buffer_of(piece), bytes_of(piece));
     }
   }
   void write(std::byte* to, const std::byte* from, int64_t bytes) override { backend_.upload(to, from, bytes); }

@@ -271,25 +271,26 @@ class ProductBench {
     const std::vector<Surveyed> all = survey_.all_of(fused);
     const Surveyed* best = fastest(all, [](const Surveyed& one) { return one.allowed; });
     const Algorithms& algorithms = survey_.algorithms();
-    float apart = std::numeric_limits<float>::infinity(), together = apart;
+    float separate = std::numeric_limits<float>::infinity(), in_epilogue = separate;
     for (int round = 0; round < Algorithms::timing_rounds; ++round) {
-      apart = std::min(apart, algorithms.milliseconds([&] {
+      separate = std::min(separate, algorithms.milliseconds([&] {
         algorithms.start(plain.served, plain.operands, plain_best.candidate.algorithm);
         run_rest(op, stream_, scratch_.data());
       }));
       if (best == nullptr) continue;
-      together = std::min(together, algorithms.milliseconds([&] {
+      in_epilogue = std::min(in_epilogue, algorithms.milliseconds([&] {
         algorithms.start(fused.served, fused.operands, best->candidate.algorithm);
         finish(op, call, stream_);
       }));
     }
     if (best == nullptr) {
-      fmt::print("  with{} in the epilogue: not offered; apart {:.4f} ms\n", epilogue_names[call.epilogue].text, apart);
+      fmt::print("  with{} in the epilogue: not offered; apart {:.4f} ms\n", epilogue_names[call.epilogue].text,
+                 separate);
       return;
     }
     const std::string fault = survey_.fault_of(fused, *best);
     fmt::print("  with{} in the epilogue: {:.4f} ms, apart {:.4f} ms; {}\n", epilogue_names[call.epilogue].text,
-               together, apart, fault.empty() ? "sound" : fault);
+               in_epilogue, separate, fault.empty() ? "sound" : fault);
     if (!fault.empty()) print_row(fused.title, "", "", "struck out: " + fault);
     std::fflush(stdout);
   }

@@ -111,7 +111,7 @@ struct Heads {
 template <typename Op>
 Op attention(const Heads& heads) {
   const int64_t rows = heads.batch * heads.length, size = heads.head_size;
-  const Matrix together{nullptr, DType::bf16, rows, (heads.heads + 2 * heads.kv_heads) * size};
+  const Matrix joint{nullptr, DType::bf16, rows, (heads.heads + 2 * heads.kv_heads) * size};
   Op op{};
   op.batch = heads.batch;
   op.sequence_length = heads.length;
@@ -120,9 +120,9 @@ Op attention(const Heads& heads) {
   op.head_size = size;
   op.scale = 0.125;
   if (heads.window > 0) op.mask.pattern = {.kind = AttentionKind::band, .width = heads.window};
-  op.q = together.column_range(0, heads.heads * size);
-  op.k = together.column_range(heads.heads * size, heads.kv_heads * size);
-  op.v = together.column_range((heads.heads + heads.kv_heads) * size, heads.kv_heads * size);
+  op.q = joint.column_range(0, heads.heads * size);
+  op.k = joint.column_range(heads.heads * size, heads.kv_heads * size);
+  op.v = joint.column_range((heads.heads + heads.kv_heads) * size, heads.kv_heads * size);
   op.o = Matrix{nullptr, DType::bf16, rows, heads.heads * size};
   op.lse = Matrix{nullptr, DType::f32, heads.batch * heads.heads, heads.length};
   return op;

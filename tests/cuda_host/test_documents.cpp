@@ -52,14 +52,16 @@ std::vector<std::pair<int64_t, int64_t>> documents_of(const std::vector<int32_t>
   return documents;
 }
 
-void expect_right_table(int64_t batch, int64_t sequences, int64_t tokens, int64_t room, double probability) {
-  INFO("B=" << batch << " T=" << tokens << ", pieces of " << sequences << ", room for " << room
+void expect_right_table(int64_t batch, int64_t sequences, int64_t tokens, int64_t capacity, double probability) {
+  INFO("B=" << batch << " T=" << tokens << ", pieces of " << sequences << ", room for " << capacity
             << ", documents begin by " << probability);
-  const std::vector<int32_t> starts = random_starts(batch, tokens, probability, static_cast<uint32_t>(tokens + room));
-  const AttentionBackward op = op_of(batch, tokens, room, starts);
+  const std::vector<int32_t> starts =
+      random_starts(batch, tokens, probability, static_cast<uint32_t>(tokens + capacity));
+  const AttentionBackward op = op_of(batch, tokens, capacity, starts);
   std::vector<int64_t> memory(
-      static_cast<size_t>(document_overflow_bytes(batch) + batch * document_piece_bytes(room)) / sizeof(int64_t), -1);
-  const DocumentTable table(reinterpret_cast<std::byte*>(memory.data()), batch, sequences, room);
+      static_cast<size_t>(document_overflow_bytes(batch) + batch * document_piece_bytes(capacity)) / sizeof(int64_t),
+      -1);
+  const DocumentTable table(reinterpret_cast<std::byte*>(memory.data()), batch, sequences, capacity);
   list_documents(table, op, {});
   const std::vector<Matrix> rows_of = {op.q, op.k, op.v, op.o, {}, op.d_o, op.dq, op.dk, op.dv};
   int wrong = 0;

@@ -38,11 +38,11 @@ struct Held {
       set(i, static_cast<float>(word % 1024) / 512.0F - 1);
     }
   }
-  void set(int64_t place, float value) {
-    if (matrix.dtype == DType::f32) matrix.as<float>()[place] = value;
-    if (matrix.dtype == DType::bf16) matrix.as<bf16>()[place] = to_bf16(value);
-    if (matrix.dtype == DType::f8e4m3) matrix.as<f8e4m3>()[place] = to_fp8<f8e4m3>(value);
-    if (matrix.dtype == DType::f8e5m2) matrix.as<f8e5m2>()[place] = to_fp8<f8e5m2>(value);
+  void set(int64_t index, float value) {
+    if (matrix.dtype == DType::f32) matrix.as<float>()[index] = value;
+    if (matrix.dtype == DType::bf16) matrix.as<bf16>()[index] = to_bf16(value);
+    if (matrix.dtype == DType::f8e4m3) matrix.as<f8e4m3>()[index] = to_fp8<f8e4m3>(value);
+    if (matrix.dtype == DType::f8e5m2) matrix.as<f8e5m2>()[index] = to_fp8<f8e5m2>(value);
   }
 };
 
@@ -261,9 +261,9 @@ struct OnTensorCores {
         c(result, side, side, 3) {}
 
   double at(const Held& factor, int64_t row, int64_t k) const {
-    const int64_t place = row * depth + k;
-    if (factor.matrix.dtype == DType::bf16) return static_cast<double>(to_float(factor.matrix.as<bf16>()[place]));
-    return static_cast<double>(to_float(factor.matrix.as<f8e4m3>()[place]));
+    const int64_t index = row * depth + k;
+    if (factor.matrix.dtype == DType::bf16) return static_cast<double>(to_float(factor.matrix.as<bf16>()[index]));
+    return static_cast<double>(to_float(factor.matrix.as<f8e4m3>()[index]));
   }
   // Returns the check's fault for the product without the last `left_out` terms.
   std::string fault(int64_t left_out = 0) {

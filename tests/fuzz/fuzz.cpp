@@ -102,7 +102,7 @@ void read_hf_index(std::string_view bytes) {
   }
   write(folder / "model.safetensors.index.json", bytes);
   const HfFiles files(folder);
-  for (const auto& [name, place] : files.tensors()) {
+  for (const auto& [name, location] : files.tensors()) {
     if (files.read(name).size() != 2 || files.file_of(name).parent_path() != folder) std::abort();
   }
 }

@@ -94,7 +94,7 @@ void forward_case(Trial& trial, const Cut& cut, DType dtype) {
       trial.run(op);
       if (!is_first) {
         some_see_nothing |= part_lse.at(0, 0) == -std::numeric_limits<double>::infinity();
-        trial.run(MergeAttention{op.of.o, op.of.lse, o_rows, lse_rows});
+        trial.run(MergeAttention{.part_o = op.of.o, .part_lse = op.of.lse, .o = o_rows, .lse = lse_rows});
       }
       is_first = false;
     }
@@ -226,7 +226,8 @@ void add_cases(Suite& suite) {
     const std::vector<double> before = o.values(), lse_before = lse.values();
     const Operand& part_o = trial.input(DType::f32, 3, 10, std::vector<double>(30, std::nan("")));
     const Operand& part_lse = trial.input(DType::f32, 2, 3, std::vector<double>(6, -infinity));
-    trial.run(MergeAttention{part_o.matrix(), part_lse.matrix(), o.matrix(), lse.matrix()});
+    trial.run(
+        MergeAttention{.part_o = part_o.matrix(), .part_lse = part_lse.matrix(), .o = o.matrix(), .lse = lse.matrix()});
     trial.expect_equal("o", o, before);
     trial.expect_equal("lse", lse, lse_before);
   });

@@ -127,14 +127,14 @@ void check_extremes(Trial& trial) {
   int64_t wrong = 0;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t col = 0; col < cols; ++col) {
-      const double value = back.at(row, col), apart = std::abs(value - x.at(row, col));
+      const double value = back.at(row, col), distance = std::abs(value - x.at(row, col));
       const bool in_middle = col / block == 1;
       if (in_middle && row >= 3) {
         wrong += !std::isnan(value);
       } else if (in_middle && row < 2) {
         wrong += value != 0;
       } else {
-        wrong += !(apart <= largest(x, row, col, cols) / 254 * 1.0001);
+        wrong += !(distance <= largest(x, row, col, cols) / 254 * 1.0001);
       }
     }
   }

@@ -31,8 +31,8 @@ std::vector<int32_t> random_tokens(Trial& trial, const Shape& shape) {
 std::vector<int32_t> tokens_of_text(Trial& trial, const Shape& shape) {
   std::vector<int32_t> tokens;
   for (int64_t i = 0; i < shape.batch * shape.tokens; ++i) {
-    const double place = static_cast<double>(trial.random.below(int64_t{1} << 24)) / (1 << 24);
-    tokens.push_back(static_cast<int32_t>(std::pow(static_cast<double>(shape.vocab), place)) - 1);
+    const double exponent = static_cast<double>(trial.random.below(int64_t{1} << 24)) / (1 << 24);
+    tokens.push_back(static_cast<int32_t>(std::pow(static_cast<double>(shape.vocab), exponent)) - 1);
   }
   return tokens;
 }

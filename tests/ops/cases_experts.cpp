@@ -70,12 +70,12 @@ struct Reference {
     double sum = 0;
     const int64_t length = routing.rule.sequence_length;
     for (int64_t e = 0; e < routing.experts; ++e) {
-      double copies = 0, shares = 0;
+      double num_routed = 0, shares = 0;
       for (int64_t row = sequence * length; row < (sequence + 1) * length; ++row) {
         shares += share(row, e);
-        for (int64_t j = 0; j < routing.k; ++j) copies += expert(row, j) == e ? 1 : 0;
+        for (int64_t j = 0; j < routing.k; ++j) num_routed += expert(row, j) == e ? 1 : 0;
       }
-      sum += copies / static_cast<double>(length * routing.k) * shares / static_cast<double>(length);
+      sum += num_routed / static_cast<double>(length * routing.k) * shares / static_cast<double>(length);
     }
     return sum * static_cast<double>(routing.experts);
   }
@@ -237,7 +237,7 @@ void check_combine(Trial& trial, DType dtype, bool with_router, bool with_shared
   const Operand& x = poisoned_input(trial, dtype, n * k + 2, cols, n * k, 3);
   std::vector<double> slots;
   for (int64_t i = 0; i < n * k; ++i) slots.push_back(static_cast<double>((7 * i + 5) % (n * k)));
-  const Operand& places = trial.input(DType::i32, n, k, slots);
+  const Operand& slots_of_rows = trial.input(DType::i32, n, k, slots);
   const Operand& router = trial.input(DType::f32, n, cols, 1, 1);
   Operand& y = trial.in_out(dtype, n, cols, 1, 2);
   std::vector<double> expected;
@@ -249,7 +249,7 @@ void check_combine(Trial& trial, DType dtype, bool with_router, bool with_shared
     }
   }
   trial.run(CombineRows{.x = x.matrix(),
-                        .slots = places.matrix(),
+                        .slots = slots_of_rows.matrix(),
                         .router = with_router ? router.matrix() : Matrix{},
                         .shared = with_shared ? y.matrix() : Matrix{},
                         .y = y.matrix()});
@@ -330,7 +330,7 @@ void check_rejections(Trial& trial) {
 void add_benches(Suite& suite) {
   constexpr int64_t n = 2048, e = 64, k = 4, h = 768, f = 1024;
   const ExpertRows rows{std::vector<int64_t>(e, n * k / e), n * k};
-  const auto places = [](Trial& t) {
+  const auto slots_of_rows = [](Trial& t) {
     std::vector<double> all;
     for (int64_t i = 0; i < n * k; ++i) all.push_back(static_cast<double>(i * 1021 % (n * k)));
     return t.input(DType::i32, n, k, all).matrix();
@@ -356,7 +356,7 @@ void add_benches(Suite& suite) {
                                .state = Trial::pointer<const StepState>(t.in_out_value(StepState{})),
                                .logits = t.input(DType::f32, n, e).matrix(),
                                .experts = t.input(DType::i32, n, k, experts).matrix(),
-                               .slots = places(t),
+                               .slots = slots_of_rows(t),
                                .d_weights = t.input(DType::f32, 1, n * k).matrix(),
                                .d_logits = t.output(DType::f32, n, e).matrix()});
   });
@@ -373,8 +373,8 @@ void add_benches(Suite& suite) {
     });
     suite.add_bench<CombineRows>(name, [=](Trial& t) {
       require_experts(t);
-      t.time(
-          CombineRows{.x = t.input(dtype, n * k, h).matrix(), .slots = places(t), .y = t.output(dtype, n, h).matrix()});
+      t.time(CombineRows{
+          .x = t.input(dtype, n * k, h).matrix(), .slots = slots_of_rows(t), .y = t.output(dtype, n, h).matrix()});
     });
     suite.add_bench<ExpertActivationForward>(name, [=](Trial& t) {
       require_experts(t);

@@ -38,8 +38,8 @@ Pieces pieces_of(ActivationKind kind, int bits) {
 int64_t code_at(const Operand& codes, int64_t row, int64_t col, int bits) {
   int64_t code = 0;
   for (int bit = 0; bit < bits; ++bit) {
-    const int64_t place = col / 8 * 8 * bits + col % 8 * bits + bit;
-    code |= (static_cast<int64_t>(codes.at(row, place / 8)) >> (place % 8) & 1) << bit;
+    const int64_t index = col / 8 * 8 * bits + col % 8 * bits + bit;
+    code |= (static_cast<int64_t>(codes.at(row, index / 8)) >> (index % 8) & 1) << bit;
   }
   return code;
 }

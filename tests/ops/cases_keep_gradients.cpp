@@ -14,10 +14,10 @@ namespace {
 // Rounds |x|: the bf16 number below it, plus one unit if adding 16 random bits carries.
 double stochastically_rounded(double x, uint32_t word) {
   if (x == 0) return 0;
-  const double place = std::ldexp(1.0, std::ilogb(x) - 7);
-  const double below = std::floor(std::abs(x) / place);
-  const double cut = std::floor((std::abs(x) / place - below) * 65536);
-  return std::copysign((below + (cut + (word >> 16) >= 65536 ? 1 : 0)) * place, x);
+  const double unit = std::ldexp(1.0, std::ilogb(x) - 7);
+  const double below = std::floor(std::abs(x) / unit);
+  const double cut = std::floor((std::abs(x) / unit - below) * 65536);
+  return std::copysign((below + (cut + (word >> 16) >= 65536 ? 1 : 0)) * unit, x);
 }
 
 uint32_t word_of(const KeptSegment& segment, int64_t i, int64_t updates, uint32_t draw) {
@@ -53,12 +53,12 @@ void check_sums(Trial& trial, int64_t size, int64_t cols, int64_t stride, int64_
   constexpr int64_t updates = (int64_t{1} << 31) + 5;
   KeepGradients op = make_op(trial, segments, updates);
   const Operand& gradients = trial.input(DType::f32, 1, size + 256);
-  Operand& kept = trial.in_out(DType::bf16, 1, size + 256, 3);
+  Operand& sums = trial.in_out(DType::bf16, 1, size + 256, 3);
   op.gradients = gradients.matrix();
-  op.kept = kept.matrix();
+  op.sums = sums.matrix();
   op.accumulate = accumulate;
   op.draw = (1U << 31) + 3;
-  std::vector<double> expected = kept.values();
+  std::vector<double> expected = sums.values();
   for (const KeptSegment& segment : segments) {
     for (int64_t i = 0; i < segment.count; ++i) {
       double& sum = expected[static_cast<size_t>(segment.offset + i)];
@@ -67,7 +67,7 @@ void check_sums(Trial& trial, int64_t size, int64_t cols, int64_t stride, int64_
     }
   }
   trial.run(op);
-  trial.expect_equal("kept", kept, expected);
+  trial.expect_equal("kept", sums, expected);
 }
 
 // Checks 64 micro-batches that each add an eighth of the last place of the sum, 1: rounding to nearest would lose them
@@ -76,18 +76,18 @@ void check_sums(Trial& trial, int64_t size, int64_t cols, int64_t stride, int64_
 void check_unbiased(Trial& trial) {
   constexpr int64_t elements = 100'000;
   constexpr uint32_t micro_batches = 64;
-  constexpr double place = 0x1p-7, share = 0.125;
+  constexpr double unit = 0x1p-7, share = 0.125;
   const std::vector<KeptSegment> segments{{.offset = 0, .count = elements, .key = {7, 8}, .map = {}}};
   KeepGradients op = make_op(trial, segments, 12);
-  op.gradients = trial.input(DType::f32, 1, elements, std::vector<double>(elements, share * place)).matrix();
-  Operand& kept = trial.in_out(DType::bf16, 1, elements);
-  kept.set_values(std::vector<double>(elements, 1));
-  op.kept = kept.matrix();
+  op.gradients = trial.input(DType::f32, 1, elements, std::vector<double>(elements, share * unit)).matrix();
+  Operand& sums = trial.in_out(DType::bf16, 1, elements);
+  sums.set_values(std::vector<double>(elements, 1));
+  op.sums = sums.matrix();
   op.accumulate = true;
   for (op.draw = 0; op.draw < micro_batches; ++op.draw) trial.run(op);
   double sum = 0, squares = 0;
-  for (const double value : kept.values()) {
-    const double ups = (value - 1) / place;
+  for (const double value : sums.values()) {
+    const double ups = (value - 1) / unit;
     sum += ups;
     squares += ups * ups;
   }
@@ -105,17 +105,17 @@ void check_not_finite(Trial& trial) {
   const std::vector<KeptSegment> segments{{.offset = 0, .count = 4, .key = {7, 8}, .map = {}}};
   KeepGradients op = make_op(trial, segments, 1);
   op.gradients = trial.input(DType::f32, 1, 4, {infinity, -infinity, std::nan(""), 1}).matrix();
-  Operand& kept = trial.in_out(DType::bf16, 1, 4);
-  op.kept = kept.matrix();
+  Operand& sums = trial.in_out(DType::bf16, 1, 4);
+  op.sums = sums.matrix();
   trial.run(op);
   trial.expect_true(
-      kept.at(0, 0) == infinity && kept.at(0, 1) == -infinity && std::isnan(kept.at(0, 2)) && kept.at(0, 3) == 1,
+      sums.at(0, 0) == infinity && sums.at(0, 1) == -infinity && std::isnan(sums.at(0, 2)) && sums.at(0, 3) == 1,
       "what is not finite stays so");
   op.gradients = trial.input(DType::f32, 1, 4, {1, 1, 1, infinity}).matrix();
   op.accumulate = true;
   trial.run(op);
-  trial.expect_true(!std::isfinite(kept.at(0, 0)) && !std::isfinite(kept.at(0, 1)) && !std::isfinite(kept.at(0, 2)) &&
-                        !std::isfinite(kept.at(0, 3)),
+  trial.expect_true(!std::isfinite(sums.at(0, 0)) && !std::isfinite(sums.at(0, 1)) && !std::isfinite(sums.at(0, 2)) &&
+                        !std::isfinite(sums.at(0, 3)),
                     "sums stay not finite");
 }
 
@@ -126,10 +126,10 @@ const StepState* state_of(Trial& trial, bool skips) {
 // Checks that errors are kept as they are, and that a skipped step leaves the earlier ones.
 void check_residual(Trial& trial, int64_t n, bool skips) {
   const Operand& errors = trial.input(DType::f32, 1, n);
-  Operand& kept = trial.in_out(DType::f32, 1, n);
-  const std::vector<double> before = kept.values();
-  trial.run(KeepResidual{.state = state_of(trial, skips), .errors = errors.matrix(), .kept = kept.matrix()});
-  trial.expect_equal("kept", kept, skips ? before : errors.values());
+  Operand& sums = trial.in_out(DType::f32, 1, n);
+  const std::vector<double> before = sums.values();
+  trial.run(KeepResidual{.state = state_of(trial, skips), .errors = errors.matrix(), .residual = sums.matrix()});
+  trial.expect_equal("kept", sums, skips ? before : errors.values());
 }
 
 void check_residual_rejections(Trial& trial) {
@@ -143,11 +143,11 @@ void check_residual_rejections(Trial& trial) {
 void check_rejections(Trial& trial) {
   KeepGradients op = make_op(trial, {{0, 8, {7, 8}, {}}}, 1);
   op.gradients = trial.input(DType::f32, 1, 8).matrix();
-  op.kept = trial.in_out(DType::f32, 1, 8).matrix();
+  op.sums = trial.in_out(DType::f32, 1, 8).matrix();
   trial.expect_rejected(op, "sums in f32");
-  op.kept = trial.in_out(DType::bf16, 1, 7).matrix();
+  op.sums = trial.in_out(DType::bf16, 1, 7).matrix();
   trial.expect_rejected(op, "another length");
-  op.kept = trial.in_out(DType::bf16, 1, 8).matrix();
+  op.sums = trial.in_out(DType::bf16, 1, 8).matrix();
   op.gradients = trial.input(DType::bf16, 1, 8).matrix();
   trial.expect_rejected(op, "gradients of a micro-batch in bf16");
 }
@@ -281,7 +281,7 @@ void add_keeping_cases(Suite& suite) {
     constexpr int64_t elements = 40'000'000;
     t.time(KeepResidual{.state = state_of(t, false),
                         .errors = t.input(DType::f32, 1, elements).matrix(),
-                        .kept = t.output(DType::f32, 1, elements).matrix()});
+                        .residual = t.output(DType::f32, 1, elements).matrix()});
   });
   for (const bool masters : {false, true}) {
     const std::string name = masters ? "bf16 gradients, masters" : "bf16 gradients";
@@ -308,7 +308,7 @@ void add_keeping_cases(Suite& suite) {
     const std::vector<double> zeros(static_cast<size_t>(elements));
     KeepGradients op = make_op(t, {{0, elements, {7, 8}, {}}}, 1);
     op.gradients = t.input(DType::f32, 1, elements, zeros).matrix();
-    op.kept = t.input(DType::bf16, 1, elements, zeros).matrix();
+    op.sums = t.input(DType::bf16, 1, elements, zeros).matrix();
     op.accumulate = true;
     t.time(op);
   });

@@ -23,25 +23,25 @@ double normal_number(int64_t index) {
   return radius * (index % 2 == 0 ? std::cos(angle) : std::sin(angle));
 }
 
-struct Place {
+struct Offset {
   int64_t first, row_step;
 };
 
-NormalValues op_of(const Place& place, const Operand& to) {
+NormalValues op_of(const Offset& offset, const Operand& to) {
   return {.key = key,
           .deviation = static_cast<float>(deviation),
-          .first = place.first,
-          .row_step = place.row_step,
+          .first = offset.first,
+          .row_step = offset.row_step,
           .to = to.matrix()};
 }
 
-void check_values(Trial& trial, const Place& place, int64_t rows, int64_t cols, DType dtype) {
+void check_values(Trial& trial, const Offset& offset, int64_t rows, int64_t cols, DType dtype) {
   Operand& to = trial.output(dtype, rows, cols, 3);
-  trial.run(op_of(place, to));
+  trial.run(op_of(offset, to));
   std::vector<double> expected;
   for (int64_t row = 0; row < rows; ++row) {
     for (int64_t col = 0; col < cols; ++col)
-      expected.push_back(deviation * normal_number(place.first + row * place.row_step + col));
+      expected.push_back(deviation * normal_number(offset.first + row * offset.row_step + col));
   }
   trial.expect_near("to", to, expected, deviation * 0x1p-20);
 }
@@ -75,11 +75,11 @@ void check_moments(Trial& trial) {
 
 void add_cases(Suite& suite) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
-    for (const Place place : {Place{0, 1500}, Place{5, 1503}, Place{(int64_t{4} << 32) - 700, 2}}) {
+    for (const Offset offset : {Offset{0, 1500}, Offset{5, 1503}, Offset{(int64_t{4} << 32) - 700, 2}}) {
       for (const int64_t cols : {1, 6, 1400}) {
         suite.add<NormalValues>(
-            fmt::format("first={} step={} rows=3 cols={} {}", place.first, place.row_step, cols, dtype_name(dtype)),
-            [=](Trial& trial) { check_values(trial, place, 3, cols, dtype); });
+            fmt::format("first={} step={} rows=3 cols={} {}", offset.first, offset.row_step, cols, dtype_name(dtype)),
+            [=](Trial& trial) { check_values(trial, offset, 3, cols, dtype); });
       }
     }
   }

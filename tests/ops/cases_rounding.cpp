@@ -12,10 +12,10 @@ namespace {
 // Rounds |x|: the bf16 number below it (8 significant bits), plus one unit if adding 16 random bits carries.
 double stochastically_rounded(double x, uint32_t random) {
   if (x == 0) return 0;
-  const double place = std::ldexp(1.0, std::ilogb(x) - 7);
-  const double below = std::floor(std::abs(x) / place);
-  const double cut = std::floor((std::abs(x) / place - below) * 65536);
-  return std::copysign((below + (cut + (random >> 16) >= 65536 ? 1 : 0)) * place, x);
+  const double unit = std::ldexp(1.0, std::ilogb(x) - 7);
+  const double below = std::floor(std::abs(x) / unit);
+  const double cut = std::floor((std::abs(x) / unit - below) * 65536);
+  return std::copysign((below + (cut + (random >> 16) >= 65536 ? 1 : 0)) * unit, x);
 }
 
 uint32_t word_of(const AdamW::Segment& segment, int64_t i, int64_t updates) {

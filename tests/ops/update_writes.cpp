@@ -41,8 +41,8 @@ void UpdatedWeights::expect(const std::vector<UpdateSegment>& changed, const std
   for (const UpdateSegment& segment : changed) {
     for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
       const double exact = expected[static_cast<size_t>(i)], value = updated.at(0, i);
-      const double place = std::ldexp(1.0, std::ilogb(exact) - 7) + std::abs(exact) * 0x1p-20 + 0x1p-24;
-      if (writes_ == Writes::weights) outside += std::abs(value - exact) > place ? 1 : 0;
+      const double unit = std::ldexp(1.0, std::ilogb(exact) - 7) + std::abs(exact) * 0x1p-20 + 0x1p-24;
+      if (writes_ == Writes::weights) outside += std::abs(value - exact) > unit ? 1 : 0;
       if (writes_ == Writes::masters_and_weights) beside[static_cast<size_t>(i)] = rounded(value, dtype_);
     }
   }

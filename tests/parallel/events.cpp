@@ -14,8 +14,8 @@ namespace {
 
 std::string in_words(const Event& event) {
   return fmt::format("{} {} {} [{}] lane {} group {} of {}, {} {} {} {}", static_cast<int>(event.kind),
-                     event.beside_ops ? "beside" : "among", event.name, event.shape, event.place.lane,
-                     event.place.group, event.ranks, static_cast<double>(event.model_flops),
+                     event.beside_ops ? "beside" : "among", event.name, event.shape, event.channel.lane,
+                     event.channel.group, event.ranks, static_cast<double>(event.model_flops),
                      static_cast<double>(event.executed_flops), event.bytes_moved, event.sent_bytes);
 }
 
@@ -45,7 +45,7 @@ std::vector<RankEvents> events_on_ranks(const RunConfig& config, int64_t world_s
     StepProfiler profiler(*device, groups);
     const StepPlan plan = plan_rank({config, device->target(), world.size()}, world.rank());
     const UpdateResources updates(*plan.design, *device, world.rank());
-    TrainingStep step(plan.design, profiler.backend(), groups, updates.place());
+    TrainingStep step(plan.design, profiler.backend(), groups, updates.device());
     step.initialize();
     RandomBatches batches(config, 0, groups);
     step.run(1e-3, batches);

@@ -142,12 +142,12 @@ Outcome train(const SmallLayout& layout, const Overrides& more, int steps) {
 }
 
 double relative_distance(const std::vector<float>& a, const std::vector<float>& b) {
-  double apart = 0, length = 0;
+  double difference = 0, length = 0;
   for (size_t i = 0; i < a.size(); ++i) {
-    apart += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+    difference += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
     length += double{b[i]} * b[i];
   }
-  return std::sqrt(apart / (length + 1e-30));
+  return std::sqrt(difference / (length + 1e-30));
 }
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {

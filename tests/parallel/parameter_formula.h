@@ -79,8 +79,8 @@ inline MemoryPlan parameter_formula(const RunConfig& config, int64_t data_size) 
   const bool alone = data_size == 1 && config.parallel.tensor == 1;
   const int64_t one_by_one =
       config.model.tied_head ? e.embedding + std::max(e.block, e.head) : std::max({e.embedding, e.block, e.head});
-  const int64_t apart = zero >= 2 || narrow_gradients ? 4 * (alone ? one_by_one : e.slots()) : 0;
-  plan[MemoryClass::buckets] = apart + (narrowed ? 2 * e.slots() : 0);
+  const int64_t whole_gradients = zero >= 2 || narrow_gradients ? 4 * (alone ? one_by_one : e.slots()) : 0;
+  plan[MemoryClass::buckets] = whole_gradients + (narrowed ? 2 * e.slots() : 0);
   return plan;
 }
 

@@ -199,7 +199,7 @@ void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* st
                               : plan_step({config, backend.target(), world_size},
                                           choices_with(config.memory, backend.target(), *wrapping.choices), rank);
     const UpdateResources updates(*plan.design, backend, rank);
-    TrainingStep step(with_statistics(plan.design, wrapping.statistics), backend, groups, updates.place());
+    TrainingStep step(with_statistics(plan.design, wrapping.statistics), backend, groups, updates.device());
     step.initialize();
     if (start != nullptr) set_weights(step, *start);
     RankContext context{.groups = groups, .step = step, .plan = plan, .world = world};

@@ -118,10 +118,10 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 
 }  // namespace
 
-// Sums of the ranks' parts are rounded to bf16 once more. A few in a hundred numbers lie close enough to half-way
-// between two FP8 numbers that each goes to the other, which makes about as much as the formats' own rounding, 2.6%
-// (E4M3) and 5.2% (E5M2) per product. Scales are powers of two, so a rank with a scale of its own would hardly show in
-// that: the scales are checked as well.
+// Sums of the ranks' parts are rounded to bf16 once more. A few in a hundred numbers lie so close to the middle
+// between two FP8 numbers that this rounding moves them to the other one, an error about as large as the formats' own,
+// 2.6% (E4M3) and 5.2% (E5M2) per product. Scales are powers of two, so products would hardly show that a rank has a
+// scale of its own: the scales are checked as well.
 TEST_CASE("FP8 factors: a tensor has the scale of all of it, however many tensor ranks share it", "[long]") {
   const Overrides base = {"model.num_heads=4",        "model.hidden_size=64",  "model.ffn_hidden_size=128",
                           "model.sequence_length=16", "model.num_layers=2",    "batch.global=4",

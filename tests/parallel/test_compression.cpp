@@ -37,14 +37,23 @@ TEST_CASE("steps with compressed gradients use the planned memory, and their los
   };
   // Gradients that lack all but three of a matrix' directions have a smaller norm.
   const std::vector<Case> cases = {
-      {{"parallel.zero=0", "model.tied_head=true"}, 3, low_rank, 0.8},
-      {{"parallel.zero=1", "precision.compute=bf16", "precision.residual=fp32"}, 2, low_rank, 0.8},
-      {{"parallel.zero=1", "parallel.pipeline=3", "checkpoint.every_steps=2"}, 6, low_rank, 0.8},
-      {{"parallel.zero=0"}, 3},
-      {{"parallel.zero=1", "precision.compute=bf16", "precision.residual=fp32"}, 2},
-      {{"parallel.zero=3", "parallel.tensor=2", "parallel.sequence=true"}, 4},
-      {{"parallel.zero=0", "parallel.pipeline=3"}, 6},
-      {{"parallel.zero=2", "optimizer.type=adamw-8bit", "checkpoint.every_steps=2"}, 2},
+      {.overrides = {"parallel.zero=0", "model.tied_head=true"},
+       .ranks = 3,
+       .compression = low_rank,
+       .norm_bound = 0.8},
+      {.overrides = {"parallel.zero=1", "precision.compute=bf16", "precision.residual=fp32"},
+       .ranks = 2,
+       .compression = low_rank,
+       .norm_bound = 0.8},
+      {.overrides = {"parallel.zero=1", "parallel.pipeline=3", "checkpoint.every_steps=2"},
+       .ranks = 6,
+       .compression = low_rank,
+       .norm_bound = 0.8},
+      {.overrides = {"parallel.zero=0"}, .ranks = 3},
+      {.overrides = {"parallel.zero=1", "precision.compute=bf16", "precision.residual=fp32"}, .ranks = 2},
+      {.overrides = {"parallel.zero=3", "parallel.tensor=2", "parallel.sequence=true"}, .ranks = 4},
+      {.overrides = {"parallel.zero=0", "parallel.pipeline=3"}, .ranks = 6},
+      {.overrides = {"parallel.zero=2", "optimizer.type=adamw-8bit", "checkpoint.every_steps=2"}, .ranks = 2},
   };
   for (const Case& layout : cases) {
     INFO(layout.overrides.front() << " " << layout.ranks);

@@ -198,11 +198,11 @@ TEST_CASE("planned collectives run on their lanes beside the ops, which wait for
       const TimeSpan& time = part.times[i];
       if (event.kind == Event::Kind::collective) {
         // Starts in order on its lane, and not before it is issued.
-        CHECK(time.start_seconds >= lane_end[static_cast<size_t>(event.place.lane)]);
+        CHECK(time.start_seconds >= lane_end[static_cast<size_t>(event.channel.lane)]);
         CHECK(time.start_seconds >= ops_end);
         CHECK(time.seconds() == Approx(known.seconds_of(event)));
         CHECK(time.seconds() > static_cast<double>(event.sent_bytes) / machine.cluster.link_bytes_per_second);
-        lane_end[static_cast<size_t>(event.place.lane)] = time.end_seconds;
+        lane_end[static_cast<size_t>(event.channel.lane)] = time.end_seconds;
         lanes_seconds += time.seconds();
         continue;
       }

@@ -32,9 +32,9 @@ TEST_CASE(
     for (const auto& [name, values] : exact.state) {
       INFO(name);
       if (!name.starts_with("exp_avg/")) continue;
-      const double apart = relative_distance(coded.state.at(name), values);
-      CHECK(apart < (bits == 2 ? 0.32 : bits == 3 ? 0.16 : 0.08));
-      furthest = std::max(furthest, apart);
+      const double distance = relative_distance(coded.state.at(name), values);
+      CHECK(distance < (bits == 2 ? 0.32 : bits == 3 ? 0.16 : 0.08));
+      furthest = std::max(furthest, distance);
     }
     CHECK(furthest > 1e-3);  // proves that backward reads the codes
     CHECK(furthest < 0.8 * before);

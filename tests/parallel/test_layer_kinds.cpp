@@ -73,11 +73,11 @@ TEST_CASE("layers with other FFNs train alike in all layouts, and go on from wha
   loading.before = [&](RankContext& rank) {
     load_state(resolve_checkpoint(folder.path()), rank.step, rank.groups, rank.world);
   };
-  const Outcome kept = train_on_ranks(alone, 1, 3);
+  const Outcome uninterrupted = train_on_ranks(alone, 1, 3);
   const Outcome saved = train_on_ranks(alone, 1, 2, nullptr, 0, saving);
   const Outcome resumed = train_on_ranks(alone, 1, 1, nullptr, samples, loading);
-  CHECK(resumed.losses.front() == kept.losses.back());
-  require_bits_of(kept, resumed);
+  CHECK(resumed.losses.front() == uninterrupted.losses.back());
+  require_bits_of(uninterrupted, resumed);
   for (const MixedLayout& layout : mixed_layouts) {
     const RunConfig config = in_folder(mixed_config(layout.overrides, layout.ranks));
     INFO(layout.overrides.front());
@@ -86,8 +86,8 @@ TEST_CASE("layers with other FFNs train alike in all layouts, and go on from wha
     check_touched_after(checking, config, layout.ranks);
     const Outcome outcome = train_on_ranks(config, layout.ranks, 1, nullptr, samples, checking);
     CHECK(outcome.torn == "");
-    CHECK(outcome.losses.front() == Approx(kept.losses.back()).epsilon(1e-5));
-    for (const auto& [name, values] : kept.state) {
+    CHECK(outcome.losses.front() == Approx(uninterrupted.losses.back()).epsilon(1e-5));
+    for (const auto& [name, values] : uninterrupted.state) {
       INFO(name);
       CHECK(relative_distance(outcome.state.at(name), values) < 2e-5);
     }

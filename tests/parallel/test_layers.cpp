@@ -29,9 +29,9 @@ constexpr int64_t plenty = int64_t{4} << 20;
 constexpr int poison = 0xFF;  // NaN in every dtype
 
 // Memory filled with poison, aligned as arenas are.
-class Room {
+class BufferMemory {
  public:
-  explicit Room(int64_t bytes) : bytes_(static_cast<size_t>(bytes) + memory_alignment) { spoil(); }
+  explicit BufferMemory(int64_t bytes) : bytes_(static_cast<size_t>(bytes) + memory_alignment) { spoil(); }
   std::byte* data() {
     const auto address = reinterpret_cast<uintptr_t>(bytes_.data());
     return bytes_.data() + (memory_alignment - address % memory_alignment) % memory_alignment;
@@ -176,8 +176,8 @@ class Player {
   int64_t bytes_of(Operand buffer, int64_t unit) const {
     const LayerRecords& records = model_.records(std::clamp<int64_t>(unit, 0, model_.num_layers() - 1));
     switch (buffer) {
-      case Operand::kept:
-        return records.kept_bytes;
+      case Operand::saved_for_recompute:
+        return records.saved_for_recompute_bytes;
       case Operand::saved_for_input:
         return records.saved_for_input_bytes;
       case Operand::saved_for_weight:
@@ -191,14 +191,14 @@ class Player {
     }
   }
 
-  Room& room(Operand buffer, const Step& step) {
+  BufferMemory& memory_of(Operand buffer, const Step& step) {
     const Name name = name_of(buffer, step);
-    return rooms_.try_emplace(name, bytes_of(buffer, std::get<2>(name))).first->second;
+    return memories_.try_emplace(name, bytes_of(buffer, std::get<2>(name))).first->second;
   }
 
   // All units read the same micro-batch.
   MicroBatch micro_batch(int64_t m) {
-    return MicroBatch::at(room(Operand::batch, {{}, m, 0}).data(), model_.shape().micro_batch());
+    return MicroBatch::at(memory_of(Operand::batch, {{}, m, 0}).data(), model_.shape().micro_batch());
   }
 
   void upload(int64_t m, RandomBatches& source) {
@@ -221,14 +221,14 @@ class Player {
     call.document_starts = batch.document_starts;
     call.state = &state_;
     call.workspace = &workspace_;
-    call.input = room(Operand::input, step).data();
-    call.output = room(Operand::output, step).data();
-    call.kept = room(Operand::kept, step).data();
-    call.saved_for_input = room(Operand::saved_for_input, step).data();
-    call.saved_for_weight = room(Operand::saved_for_weight, step).data();
-    call.gradients = room(Operand::gradients, step).data();
-    call.d_output = room(Operand::d_output, step).data();
-    call.d_input = room(Operand::d_input, step).data();
+    call.input = memory_of(Operand::input, step).data();
+    call.output = memory_of(Operand::output, step).data();
+    call.saved_for_recompute = memory_of(Operand::saved_for_recompute, step).data();
+    call.saved_for_input = memory_of(Operand::saved_for_input, step).data();
+    call.saved_for_weight = memory_of(Operand::saved_for_weight, step).data();
+    call.gradients = memory_of(Operand::gradients, step).data();
+    call.d_output = memory_of(Operand::d_output, step).data();
+    call.d_input = memory_of(Operand::d_input, step).data();
     const int64_t fp8_bytes = model_.records(step.unit).fp8_weights_bytes;
     if (fp8_bytes > 0) {
       call.fp8_weights = fp8_weights_.try_emplace(step.unit, fp8_bytes).first->second.data();
@@ -274,26 +274,27 @@ class Player {
   }
 
   void spoil_what_is_over(const Program& program, size_t done) {
-    for (auto& [name, room] : rooms_) {
-      if (std::get<0>(name) != Operand::batch && !is_read_later(program, done, name)) room.spoil();
+    for (auto& [name, memory] : memories_) {
+      if (std::get<0>(name) != Operand::batch && !is_read_later(program, done, name)) memory.spoil();
     }
   }
 
-  static constexpr std::array buffers = {Operand::input,           Operand::output,           Operand::kept,
-                                         Operand::saved_for_input, Operand::saved_for_weight, Operand::gradients,
-                                         Operand::d_output,        Operand::d_input};
+  static constexpr std::array buffers = {
+      Operand::input,           Operand::output,           Operand::saved_for_recompute,
+      Operand::saved_for_input, Operand::saved_for_weight, Operand::gradients,
+      Operand::d_output,        Operand::d_input};
 
   const std::unique_ptr<Backend> backend_;
   const ModelSpec spec_;
   const std::vector<TensorShard> shards_;
   const ParameterLayout layout_;
-  Room weights_, norms_, gradients_, scratch_, frames_;
+  BufferMemory weights_, norms_, gradients_, scratch_, frames_;
   Workspace workspace_;
   StepState state_;
   const Model model_;
   const RunConfig config_;
-  std::map<Name, Room> rooms_;
-  std::map<int64_t, Room> fp8_weights_;
+  std::map<Name, BufferMemory> memories_;
+  std::map<int64_t, BufferMemory> fp8_weights_;
 };
 
 struct Case {
@@ -395,13 +396,13 @@ TEST_CASE("every W may wait until all B are over, with the same bits, and nothin
       std::vector<bool> recomputed(static_cast<size_t>(num_layers));
       recomputed[2] = true;
       const auto joint = player.play(joint_program(2, num_layers));
-      const auto apart = player.play(late_weights_program(2, num_layers, recomputed));
+      const auto late_weights = player.play(late_weights_program(2, num_layers, recomputed));
       fault = joint.size() == static_cast<size_t>(2 * num_layers) ? "" : "a unit has no gradients";
-      for (const auto& [place, bytes] : joint) {
+      for (const auto& [unit_and_row, bytes] : joint) {
         const bool changed =
             std::any_of(bytes.begin(), bytes.end(), [](std::byte b) { return b != std::byte{poison}; });
         if (!changed) fault = "a unit has no gradients";
-        if (bytes != apart.at(place)) fault = "unit " + std::to_string(place.first) + " differs";
+        if (bytes != late_weights.at(unit_and_row)) fault = "unit " + std::to_string(unit_and_row.first) + " differs";
       }
       // Reading a poisoned buffer makes gradients NaN.
       const ModelSpec spec = make_spec(config.model);
@@ -410,7 +411,7 @@ TEST_CASE("every W may wait until all B are over, with the same bits, and nothin
       for (size_t i = 0; i < spec.tensors.size(); ++i) {
         const TensorSpec& tensor = spec.tensors[i];
         const int64_t first = layout.segments[i].offset - layout.units[static_cast<size_t>(tensor.unit)].offset;
-        const auto* const values = reinterpret_cast<const float*>(apart.at({tensor.unit, 1}).data()) + first;
+        const auto* const values = reinterpret_cast<const float*>(late_weights.at({tensor.unit, 1}).data()) + first;
         if (!std::all_of(values, values + shards[i].count(), [](float g) { return std::isfinite(g); }))
           fault = tensor.name + " is not finite";
       }
@@ -450,12 +451,12 @@ TEST_CASE("what a block saves lies in the record of its last reader") {
 
   // Outputs of products are kept; all else exists from the recomputation to the pass that reads it.
   const LayerRecords selective = block_of({"memory.recompute=selective"});
-  CHECK(names(selective, RecordKind::kept) == Names{"attention.qkv", "ffn.hidden", "mid"});
+  CHECK(names(selective, RecordKind::saved_for_recompute) == Names{"attention.qkv", "ffn.hidden", "mid"});
   CHECK(names(selective, RecordKind::saved_for_input) ==
         Names{"attention.lse", "norm1.mean", "norm1.rstd", "norm2.mean", "norm2.rstd"});
   CHECK(names(selective, RecordKind::saved_for_weight) == names(plain, RecordKind::saved_for_weight));
-  CHECK(selective.kept_bytes == matrix(108) + matrix(144) + matrix(36));
-  CHECK(plain.kept_bytes == 0);
+  CHECK(selective.saved_for_recompute_bytes == matrix(108) + matrix(144) + matrix(36));
+  CHECK(plain.saved_for_recompute_bytes == 0);
 
   // Codes replace the tensors that they encode. One of these is the incoming stream, which B then does not read.
   const LayerRecords coded = block_of({"memory.saved_inputs=8"});

@@ -57,12 +57,12 @@ TEST_CASE("every pair of methods takes the bytes of its plan, has the bits of ke
     loading.before = [&](RankContext& rank) {
       load_state(resolve_checkpoint(folder.path()), rank.step, rank.groups, rank.world);
     };
-    const Outcome kept = train_on_ranks(method.config_that_keeps_all(), method.world_size(), 3);
+    const Outcome saves_all = train_on_ranks(method.config_that_keeps_all(), method.world_size(), 3);
     const Outcome saved = train_on_ranks(config, method.world_size(), 2, nullptr, 0, saving);
     const Outcome resumed = train_on_ranks(config, method.world_size(), 1, nullptr, samples, loading);
-    CHECK(std::vector{saved.losses[0], saved.losses[1], resumed.losses[0]} == kept.losses);
-    CHECK(std::vector{saved.norms[0], saved.norms[1], resumed.norms[0]} == kept.norms);
-    require_bits_of(kept, resumed);
+    CHECK(std::vector{saved.losses[0], saved.losses[1], resumed.losses[0]} == saves_all.losses);
+    CHECK(std::vector{saved.norms[0], saved.norms[1], resumed.norms[0]} == saves_all.norms);
+    require_bits_of(saves_all, resumed);
 
     const MethodCase other = method.on_next_layout();
     const RunConfig to = in_folder(other);

@@ -43,12 +43,12 @@ TEST_CASE("what is offloaded has the bits of what is kept, with every kind of sh
   };
   for (const SmallLayout& layout : layouts) {
     const Overrides deep = {"model.num_layers=6"};
-    const Outcome kept = train(layout, deep, 2);
+    const Outcome saves_all = train(layout, deep, 2);
     for (const char* const blocks : {"all", "2"}) {
       INFO(fmt::format("{} {}", layout.overrides.back(), blocks));
       Overrides more = deep;
       more.push_back(fmt::format("memory.offload_activations={}", blocks));
-      require_same(kept, train(layout, more, 2));
+      require_same(saves_all, train(layout, more, 2));
     }
   }
 }

@@ -34,11 +34,11 @@ LayoutCase layout_with(const std::vector<std::pair<std::string, std::string>>& l
 }
 
 // Position of a tensor in its unit, and the unit's size, in elements.
-struct Place {
+struct TensorPosition {
   int64_t first, count, unit_elements;
 };
 
-Place place_of(const LayoutCase& layout, const std::string& tensor) {
+TensorPosition position_of(const LayoutCase& layout, const std::string& tensor) {
   const ModelSpec spec = make_spec(layout.config().model);
   const std::vector<TensorShard> shards = shard_tensors(spec, {layout.tensor_size(), 0});
   const ParameterLayout parameters = make_layout(spec, shards, {layout.data_size()});
@@ -50,20 +50,20 @@ Place place_of(const LayoutCase& layout, const std::string& tensor) {
 // An all-reduce that leaves out one range of buffers of a given size.
 class LosesPart final : public ForwardingCommunicator {
  public:
-  LosesPart(std::unique_ptr<Communicator> inner, const Place& place)
-      : ForwardingCommunicator(std::move(inner)), place_(place) {}
+  LosesPart(std::unique_ptr<Communicator> inner, const TensorPosition& position)
+      : ForwardingCommunicator(std::move(inner)), position_(position) {}
 
   void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) override {
-    if (dtype != DType::f32 || count != place_.unit_elements)
+    if (dtype != DType::f32 || count != position_.unit_elements)
       return ForwardingCommunicator::all_reduce(data, count, dtype, op);
-    float* const part = static_cast<float*>(data) + place_.first;
-    const std::vector<float> own(part, part + place_.count);
+    float* const part = static_cast<float*>(data) + position_.first;
+    const std::vector<float> own(part, part + position_.count);
     ForwardingCommunicator::all_reduce(data, count, dtype, op);
     std::copy(own.begin(), own.end(), part);
   }
 
  private:
-  Place place_;
+  TensorPosition position_;
 };
 
 // Skips all-reduces of f32 buffers of a given size.
@@ -99,13 +99,13 @@ class Averages final : public ForwardingCommunicator {
 // AdamW that also decays segments of a given position and size.
 class DecaysBias final : public ForwardingBackend {
  public:
-  DecaysBias(Backend& inner, const Place& place) : ForwardingBackend(inner), place_(place) {}
+  DecaysBias(Backend& inner, const TensorPosition& position) : ForwardingBackend(inner), position_(position) {}
 
   using ForwardingBackend::run;
   void run(const AdamW& op) override {
     std::vector<AdamW::Segment> segments(op.segments, op.segments + op.num_segments);
     for (AdamW::Segment& segment : segments) {
-      if (segment.offset == place_.first && segment.count == place_.count) segment.decay = 1;
+      if (segment.offset == position_.first && segment.count == position_.count) segment.decay = 1;
     }
     AdamW wrong = op;
     wrong.segments = segments.data();
@@ -113,7 +113,7 @@ class DecaysBias final : public ForwardingBackend {
   }
 
  private:
-  Place place_;
+  TensorPosition position_;
 };
 
 template <typename Fault, typename Argument>
@@ -133,7 +133,7 @@ TEST_CASE("a lost reduction of a row-parallel linear's bias is found") {
   const LayoutCase layout = layout_with({{"tensor", "2"}, {"data", "2"}});
   REQUIRE(compare_with_one_rank(layout).small());
   const std::string bias = "blocks.1.attention.out.bias";
-  const Difference d = compare_with_one_rank(layout, in_group<LosesPart>(GroupKind::data, place_of(layout, bias)));
+  const Difference d = compare_with_one_rank(layout, in_group<LosesPart>(GroupKind::data, position_of(layout, bias)));
   CHECK_FALSE(d.small());
   CHECK(d.first_moment > 0.1);
   CHECK(d.moment_of.ends_with("attention.out.bias"));
@@ -156,9 +156,9 @@ TEST_CASE("a lost reduction of what sequence-parallel ranks have of a norm's bia
 TEST_CASE("a wrongly decayed bias is found") {
   const LayoutCase layout = layout_with({{"data", "2"}});
   REQUIRE(compare_with_one_rank(layout).small());
-  const Place place = place_of(layout, "blocks.1.ffn.out.bias");
+  const TensorPosition position = position_of(layout, "blocks.1.ffn.out.bias");
   Wrapping wrapping;
-  wrapping.backend = [&](int64_t, Backend& backend) { return std::make_unique<DecaysBias>(backend, place); };
+  wrapping.backend = [&](int64_t, Backend& backend) { return std::make_unique<DecaysBias>(backend, position); };
   const Difference d = compare_with_one_rank(layout, wrapping);
   CHECK_FALSE(d.small());
   CHECK(d.weight_of.ends_with("ffn.out.bias"));
@@ -168,7 +168,7 @@ TEST_CASE("a wrongly decayed bias is found") {
 TEST_CASE("a gradient averaged twice is found") {
   const LayoutCase layout = layout_with({{"data", "2"}});
   REQUIRE(compare_with_one_rank(layout).small());
-  const int64_t of_block = place_of(layout, "blocks.1.norm1.weight").unit_elements;
+  const int64_t of_block = position_of(layout, "blocks.1.norm1.weight").unit_elements;
   const Difference d = compare_with_one_rank(layout, in_group<Averages>(GroupKind::data, of_block));
   CHECK_FALSE(d.small());
   CHECK(d.first_moment > 0.1);

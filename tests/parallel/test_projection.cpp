@@ -31,9 +31,9 @@ bool is_estimated(const std::string& name) {
 }
 
 double squared_distance(const std::vector<float>& a, const std::vector<float>& b) {
-  double apart = 0;
-  for (size_t i = 0; i < a.size(); ++i) apart += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
-  return apart;
+  double distance = 0;
+  for (size_t i = 0; i < a.size(); ++i) distance += (double{a[i]} - b[i]) * (double{a[i]} - b[i]);
+  return distance;
 }
 double squared_length(const std::vector<float>& a) { return squared_distance(a, std::vector<float>(a.size())); }
 
@@ -63,8 +63,8 @@ TEST_CASE("a projection to all frequencies is the exact gradient, to rounding") 
     for (const auto& [name, values] : exact.state) {
       INFO(layout.tensor << " ranks, " << name);
       if (!name.starts_with("exp_avg/")) continue;
-      const double apart = squared_distance(projected_to_all.state.at(name), values);
-      CHECK(apart <= 1e-5 * 1e-5 * squared_length(values) + 1e-20);
+      const double distance = squared_distance(projected_to_all.state.at(name), values);
+      CHECK(distance <= 1e-5 * 1e-5 * squared_length(values) + 1e-20);
     }
   }
 }
@@ -175,8 +175,8 @@ TEST_CASE("estimates are one rank's with tensor, sequence and data ranks and oth
       for (const auto& [name, values] : one.state) {
         INFO(name);
         if (!name.starts_with("exp_avg/")) continue;
-        const double apart = squared_distance(many.state.at(name), values);
-        CHECK(apart <= 2e-5 * 2e-5 * squared_length(values) + 1e-20);
+        const double distance = squared_distance(many.state.at(name), values);
+        CHECK(distance <= 2e-5 * 2e-5 * squared_length(values) + 1e-20);
       }
     }
   }

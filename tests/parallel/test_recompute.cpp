@@ -150,12 +150,12 @@ TEST_CASE("what is run again by an optimal plan has the bits of what is kept, wi
     const int64_t least = least_bytes(planners);
     const int64_t most = most_bytes(planners);
     REQUIRE(least < most);
-    const Outcome kept = train_on_ranks(plain, layout.ranks, 2);
+    const Outcome saves_all = train_on_ranks(plain, layout.ranks, 2);
     for (const int64_t tenths : {0, 2, 6}) {
       const int64_t budget = least + (most - least) * tenths / 10;
       INFO(layout.name << ", budget " << budget << " of " << least << " to " << most);
-      const Outcome again = train_on_ranks(config_of(layout, with_budget(budget)), layout.ranks, 2);
-      require_same(kept, again);
+      const Outcome recomputed = train_on_ranks(config_of(layout, with_budget(budget)), layout.ranks, 2);
+      require_same(saves_all, recomputed);
       for (const RecomputePlanner& planner : planners) {
         const RecomputeCounts counts = planner.costs().counts(planner.best(budget)->choices);
         from_before += counts.from_before;
@@ -268,7 +268,7 @@ TEST_CASE("what one plan runs again and copies to the host has the bits of what 
     const int64_t least = least_bytes(planners);
     const int64_t most = most_bytes(planners);
     REQUIRE(least < most);
-    const Outcome kept = train_on_ranks(plain, layout.ranks, 2);
+    const Outcome saves_all = train_on_ranks(plain, layout.ranks, 2);
     for (const int64_t tenths : {0, 4}) {
       const int64_t budget = least + (most - least) * tenths / 10;
       INFO(layout.name << ", budget " << budget << " of " << least << " to " << most);
@@ -283,8 +283,8 @@ TEST_CASE("what one plan runs again and copies to the host has the bits of what 
         for (size_t unit = 0; unit < choices.size(); ++unit)
           if (best->choices[unit] != UnitChoice{}) choices[unit] = best->choices[unit];
       }
-      const Outcome again = train_on_ranks(plain, layout.ranks, 2, nullptr, 0, {.choices = &choices});
-      require_same(kept, again);
+      const Outcome recomputed = train_on_ranks(plain, layout.ranks, 2, nullptr, 0, {.choices = &choices});
+      require_same(saves_all, recomputed);
     }
   }
   CHECK(copied > 10);

@@ -28,9 +28,9 @@ TEST_CASE("with codes of inputs the loss is exact, and gradients are near the ex
     for (const auto& [name, values] : exact.state) {
       INFO(activation << " " << name);
       if (!name.starts_with("exp_avg/")) continue;
-      const double apart = relative_distance(coded.state.at(name), values);
-      CHECK(apart < 0.02);
-      furthest = std::max(furthest, apart);
+      const double distance = relative_distance(coded.state.at(name), values);
+      CHECK(distance < 0.02);
+      furthest = std::max(furthest, distance);
     }
     CHECK(furthest > 1e-3);  // proves that backward reads the codes
   }

@@ -21,7 +21,7 @@ namespace {
 
 using Bytes = std::vector<std::byte>;
 
-Bytes room(int64_t bytes) { return Bytes(static_cast<size_t>(bytes) + memory_alignment); }
+Bytes bytes_of(int64_t bytes) { return Bytes(static_cast<size_t>(bytes) + memory_alignment); }
 
 std::byte* aligned(Bytes& bytes) {
   const auto address = reinterpret_cast<uintptr_t>(bytes.data());
@@ -37,8 +37,8 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
   const StepDesign design = design_step(config, backend->target(), groups,
                                         choose_step({config, backend->target(), groups.mesh().world_size()}, stage));
   const int64_t elements = design.layout.elements;
-  Bytes weights = room(elements * 4);
-  Bytes gradients = room(elements * 4);
+  Bytes weights = bytes_of(elements * 4);
+  Bytes gradients = bytes_of(elements * 4);
   // Any fixed weights will do.
   auto* const first_weight = reinterpret_cast<float*>(aligned(weights));
   for (size_t i = 0; i < design.spec.tensors.size(); ++i) {
@@ -61,21 +61,21 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
   });
   set_lifetimes(schedule);
   const auto program = make_program(schedule, design.training->bytes, MemoryPlace::device);
-  Bytes scratch = room(plenty);
-  Bytes frames = room(plenty);
+  Bytes scratch = bytes_of(plenty);
+  Bytes frames = bytes_of(plenty);
   backend->set_scratch(aligned(scratch), plenty);
   Workspace workspace(aligned(frames), plenty);
   StepState state;
   state.inverse_tokens = 1e-2F;
   UnitTickets gathers(design.spec.units.size(), Lane::done);
-  ExecutorResources place{
+  ExecutorResources resources{
       .state = &state, .workspace = &workspace, .backend = backend.get(), .groups = &groups, .gathers = &gathers};
   std::vector<Bytes> arenas;
   for (size_t c = 0; c < num_memory_classes; ++c) {
-    arenas.push_back(room(program->memory[static_cast<MemoryClass>(c)]));
-    place.arenas.at(MemoryPlace::device, static_cast<MemoryClass>(c)) = aligned(arenas.back());
+    arenas.push_back(bytes_of(program->memory[static_cast<MemoryClass>(c)]));
+    resources.arenas.at(MemoryPlace::device, static_cast<MemoryClass>(c)) = aligned(arenas.back());
   }
-  Executor executor(*model, *program, store, place, nullptr);
+  Executor executor(*model, *program, store, resources, nullptr);
   RandomBatches batches(config);
   executor.play(batches, nullptr);
   const auto* const result = reinterpret_cast<const float*>(aligned(gradients));
@@ -104,9 +104,9 @@ TEST_CASE("a block's backward at once gives the bits of its two halves") {
         run_local_ranks(static_cast<int>(tensor), [&](World& world) {
           RankGroups groups(config, world);
           const std::vector<float> joint = gradients_of(config, groups, true);
-          const std::vector<float> apart = gradients_of(config, groups, false);
+          const std::vector<float> of_units = gradients_of(config, groups, false);
           const auto rank = static_cast<size_t>(world.rank());
-          equal[rank] = std::memcmp(joint.data(), apart.data(), joint.size() * sizeof(float)) == 0 ? 1 : 0;
+          equal[rank] = std::memcmp(joint.data(), of_units.data(), joint.size() * sizeof(float)) == 0 ? 1 : 0;
           not_zero[rank] = std::any_of(joint.begin(), joint.end(), [](float g) { return g != 0; }) ? 1 : 0;
         });
         for (size_t rank = 0; rank < equal.size(); ++rank) {

@@ -146,7 +146,7 @@ TEST_CASE("rows of experts without room make the step void, and change nothing")
     const ExpertOverflow& overflow = rank.step.expert_overflow();
     // Two micro-batches' senders with 32 rows each, whose three experts are all on the first rank.
     CHECK(overflow.rows == 2 * 32 * 3);
-    CHECK(overflow.room == 32 * 3 * 3 / 2);
+    CHECK(overflow.capacity == 32 * 3 * 3 / 2);
     CHECK(overflow.layer == 1);
   };
   const Outcome after = train_on_ranks(config, 2, 1, nullptr, 0, wrapping);

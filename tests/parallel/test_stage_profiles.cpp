@@ -71,7 +71,7 @@ Sends sends_of(const StepProfile& profile) {
     for (size_t i = 0; i < part.events.size(); ++i) {
       const Event& event = part.events[i];
       if (event.kind != Event::Kind::collective) continue;
-      const auto lane = static_cast<LaneKind>(event.place.lane);
+      const auto lane = static_cast<LaneKind>(event.channel.lane);
       if (lane != LaneKind::send_next && lane != LaneKind::send_previous) continue;
       const TimeSpan& time = part.times[i];
       ++sends.all;

@@ -48,9 +48,9 @@ TEST_CASE("with factors in bf16 gradients of weights are near those of fp32, and
       REQUIRE(same_bits(coarse.state.at(name), values));
       continue;
     }
-    const double apart = relative_distance(coarse.state.at(name), values);
-    CHECK(apart > 2e-4);
-    CHECK(apart < 5e-3);
+    const double distance = relative_distance(coarse.state.at(name), values);
+    CHECK(distance > 2e-4);
+    CHECK(distance < 5e-3);
   }
 }
 
@@ -105,15 +105,15 @@ TEST_CASE("with factors in FP8 gradients of weights are near those of bf16, and 
   for (const auto& [name, values] : exact.state) {
     INFO(name);
     if (!name.starts_with("exp_avg/")) continue;
-    const double apart = relative_distance(coarse.state.at(name), values);
+    const double distance = relative_distance(coarse.state.at(name), values);
     if (is_product(name)) {
       ++products;
-      CHECK(apart > 0.02);
-      CHECK(apart < 0.1);
+      CHECK(distance > 0.02);
+      CHECK(distance < 0.1);
     } else if (name.ends_with("bias")) {
-      CHECK(apart < 1e-4);  // summed by another op
+      CHECK(distance < 1e-4);  // summed by another op
     } else {
-      REQUIRE(apart == 0);
+      REQUIRE(distance == 0);
     }
   }
   CHECK(products > 0);

@@ -37,8 +37,8 @@ std::array<void*, 65536> callers;
 void* note(void* block, void* caller) {
   if (watching && block != nullptr) {
     live_bytes += static_cast<int64_t>(malloc_usable_size(block));
-    const size_t place = num_callers++;
-    if (place < callers.size()) callers[place] = caller;
+    const size_t index = num_callers++;
+    if (index < callers.size()) callers[index] = caller;
   }
   return block;
 }

@@ -130,9 +130,9 @@ TEST_CASE("an amax that the producing op finds gives the bits of one that is fou
     for (const Family family : {Family::gpt2, Family::llama}) {
       INFO(dropout);
       const RunConfig config = fp8_config(family, {dropout});
-      auto apart = std::make_unique<AmaxApart>(fp8_cuda());
-      const AmaxApart& counter = *apart;
-      Trainer on_the_way(config, fp8_cuda()), by_itself(config, std::move(apart));
+      auto separate = std::make_unique<AmaxApart>(fp8_cuda());
+      const AmaxApart& counter = *separate;
+      Trainer on_the_way(config, fp8_cuda()), by_itself(config, std::move(separate));
       for (int i = 0; i < 2; ++i) CHECK(on_the_way.run().loss == by_itself.run().loss);
       CHECK(first_difference(on_the_way.state(), by_itself.state()) == "");
       // In each of two steps and three blocks: outputs of both norms and of the activation, and in backward the

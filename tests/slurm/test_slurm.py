@@ -40,7 +40,7 @@ def check(holds, message):
         raise AssertionError(message)
 
 
-class Workplace:
+class TestBed:
     """Shared by all scenarios: cluster, program, data."""
 
     def __init__(self, root, source, program):
@@ -74,9 +74,9 @@ class Workplace:
 class Job:
     """A run of two ranks, and its Slurm job."""
 
-    def __init__(self, place, name, script, transport="none", steps=ENDLESS):
-        self.place, self.cluster, self.script, self.transport = place, place.cluster, script, transport
-        self.folder = place.root / name
+    def __init__(self, bed, name, script, transport="none", steps=ENDLESS):
+        self.bed, self.cluster, self.script, self.transport = bed, bed.cluster, script, transport
+        self.folder = bed.root / name
         self.folder.mkdir()
         self.out = self.folder / "out"
         self.layouts = None  # (training ranks, last step) for each layout of a job whose ranks change
@@ -85,7 +85,7 @@ class Job:
     def end_at(self, steps):
         self.steps = steps
         written = self.folder / "config.new"
-        written.write_text(self.place.config(self.out, steps))
+        written.write_text(self.bed.config(self.out, steps))
         written.replace(self.folder / "config.json")
 
     def end_soon(self):
@@ -93,8 +93,8 @@ class Job:
         self.end_at((self.step() // SAVE_EVERY + 3) * SAVE_EVERY)
 
     def submit(self, *options, arguments=(), **variables):
-        variables = {"GPTRAIN": str(self.place.program), "GPTRAIN_MPI": self.transport, **variables}
-        script = self.place.source / "tools" / "slurm" / f"{self.script}.sbatch"
+        variables = {"GPTRAIN": str(self.bed.program), "GPTRAIN_MPI": self.transport, **variables}
+        script = self.bed.source / "tools" / "slurm" / f"{self.script}.sbatch"
         self.id = self.cluster.run("sbatch", "--parsable", *options, script, "config.json", *arguments,
                                    folder=self.folder, **variables).strip()
 
@@ -150,7 +150,7 @@ class Job:
     def rank_process(self, rank):
         ranks = [process for process in self.cluster.processes(self.id)
                  if environment_of(process).get("SLURM_PROCID") == str(rank)
-                 and os.readlink(f"/proc/{process}/exe") == str(self.place.program)]
+                 and os.readlink(f"/proc/{process}/exe") == str(self.bed.program)]
         check(len(ranks) == 1, f"job {self.id} has {len(ranks)} processes of rank {rank}")
         return ranks[0]
 
@@ -173,27 +173,27 @@ class Job:
         check(starts and starts == stops[:len(starts)], f"stopped after {stops}, resumed at {starts}")
 
 
-def finish(place, name, script, options, transport, arguments=()):
-    job = Job(place, name, script, transport, steps=3 * SAVE_EVERY)
+def finish(bed, name, script, options, transport, arguments=()):
+    job = Job(bed, name, script, transport, steps=3 * SAVE_EVERY)
     job.submit(*options, arguments=arguments)
     job.wait_for_end("COMPLETED", 0)
     return [job]
 
 
-def detected_transport(place, name):
+def detected_transport(bed, name):
     """By default, the scripts use MPI if it is available."""
-    job = Job(place, name, "several-nodes", "")
+    job = Job(bed, name, "several-nodes", "")
     job.submit(*TWO_NODES)
     job.wait_for_step(1)
     environment = environment_of(job.rank_process(0))
-    check(("PMIX_RANK" in environment) == ("pmix" in place.transports), "another transport than the best was taken")
+    check(("PMIX_RANK" in environment) == ("pmix" in bed.transports), "another transport than the best was taken")
     job.signal("--signal=USR1")
     job.wait_for_end("FAILED", 75)
     return []
 
 
-def time_limit(place, name, transport):
-    job = Job(place, name, "preemptible", transport)
+def time_limit(bed, name, transport):
+    job = Job(bed, name, "preemptible", transport)
     job.submit(*TWO_NODES, "--time=60", "--signal=USR1@80")
     # Slurm checks its limits every 30 s and signals up to 30 s early; a signal before the ranks run is lost.
     job.wait_for_step(10)
@@ -209,9 +209,9 @@ def time_limit(place, name, transport):
     return [job]
 
 
-def cancelled(place, name, script, options, transport, arguments=()):
+def cancelled(bed, name, script, options, transport, arguments=()):
     """scancel ends the job for good, with everything saved; the same command continues the run."""
-    job = Job(place, name, script, transport)
+    job = Job(bed, name, script, transport)
     job.submit(*options, arguments=arguments)
     job.wait_for_step(10)
     job.signal()
@@ -228,9 +228,9 @@ def cancelled(place, name, script, options, transport, arguments=()):
     return [job]
 
 
-def preempted(place, name, transport):
+def preempted(bed, name, transport):
     """A SIGTERM to the batch shell alone is passed on."""
-    job = Job(place, name, "preemptible", transport)
+    job = Job(bed, name, "preemptible", transport)
     job.submit(*TWO_NODES)
     job.wait_for_step(10)
     job.signal("--batch", "--signal=TERM")
@@ -241,8 +241,8 @@ def preempted(place, name, transport):
     return [job]
 
 
-def killed_rank(place, name, transport):
-    job = Job(place, name, "preemptible", transport)
+def killed_rank(bed, name, transport):
+    job = Job(bed, name, "preemptible", transport)
     job.submit(*TWO_NODES)
     job.wait_for(job.saved, "with a checkpoint")
     saved = job.saved()
@@ -256,8 +256,8 @@ def killed_rank(place, name, transport):
     return [job]
 
 
-def killed_too_often(place, name, transport):
-    job = Job(place, name, "preemptible", transport)
+def killed_too_often(bed, name, transport):
+    job = Job(bed, name, "preemptible", transport)
     job.submit(*TWO_NODES, MAX_RESTARTS="0")
     job.wait_for_step(2)
     os.kill(job.rank_process(0), signal.SIGKILL)
@@ -266,12 +266,12 @@ def killed_too_often(place, name, transport):
     return []
 
 
-def lost_at_a_step(place, name):
+def lost_at_a_step(bed, name):
     """A program that is lost at once is not queued again, one that is lost at a step a second time neither."""
     jobs = []
     for kind, lines, restarts in (("before the first step", "", 0), ("at the same step", "echo 'step 7/9 | loss 1'", 1),
                                   ("at another step", 'echo "step $((SLURM_RESTART_COUNT + 1))/9 | loss 1"', 2)):
-        job = Job(place, f"{name} {kind}", "preemptible")
+        job = Job(bed, f"{name} {kind}", "preemptible")
         program = job.folder / "program"
         program.write_text(f"#!/bin/sh\n{lines}\nexit 5\n")
         program.chmod(0o755)
@@ -284,18 +284,18 @@ def lost_at_a_step(place, name):
     return []
 
 
-def faulty_config(place, name):
+def faulty_config(bed, name):
     for script, options in (("preemptible", TWO_NODES), ("several-nodes", TWO_NODES), ("one-node", ONE_NODE)):
-        job = Job(place, f"{name} {script}", script)
+        job = Job(bed, f"{name} {script}", script)
         job.submit(*options, arguments=("--set", "model.num_heads=5"))
         job.wait_for_end("FAILED", 2)
         check("model.num_heads = 5: must divide" in job.log(), job.told())
     return []
 
 
-def drained_node(place, name, transport):
+def drained_node(bed, name, transport):
     """A draining node: its run goes on, and moves to other nodes when told to."""
-    job = Job(place, name, "preemptible", transport)
+    job = Job(bed, name, "preemptible", transport)
     job.submit(*TWO_NODES)
     job.wait_for_step(5)
     drained = job.nodes()[-1]
@@ -313,10 +313,10 @@ def drained_node(place, name, transport):
     return [job]
 
 
-def lost_node(place, name, transport):
+def lost_node(bed, name, transport):
     """Slurm ends and requeues the jobs of a lost node. One job moves to two of the remaining nodes; the other uses all
     that remain, and later all nodes again."""
-    job, elastic = Job(place, name, "preemptible", transport), Job(place, f"{name}, elastic", "preemptible", "none")
+    job, elastic = Job(bed, name, "preemptible", transport), Job(bed, f"{name}, elastic", "preemptible", "none")
     elastic.submit(*ELASTIC, "--partition=unsafe", arguments=ELASTIC_KEYS, RANKS_PER_NODE="2")
     job.submit(*TWO_NODES, "--partition=unsafe")
     for one in (job, elastic):
@@ -370,19 +370,19 @@ def scenarios(transports):
     return listed
 
 
-def compare_with_undisturbed(place, jobs):
+def compare_with_undisturbed(bed, jobs):
     for job in jobs:
         if job.layouts:
-            compare_with_configured(place, job)
-    compare_two_ranks(place, [job for job in jobs if not job.layouts])
+            compare_with_configured(bed, job)
+    compare_two_ranks(bed, [job for job in jobs if not job.layouts])
 
 
-def compare_with_configured(place, job):
+def compare_with_configured(bed, job):
     """Compares the job with a run of threads that has the same ranks in the same steps."""
-    reference = Job(place, f"{job.folder.name} by hand", "one-node", steps=job.steps)
+    reference = Job(bed, f"{job.folder.name} by hand", "one-node", steps=job.steps)
     done = 0
     for ranks, end in job.layouts:
-        place.gptrain("train", reference.folder / "config.json", "--ranks", ranks, "--resume", "--steps", end - done,
+        bed.gptrain("train", reference.folder / "config.json", "--ranks", ranks, "--resume", "--steps", end - done,
                       "--set", "batch.global=20")
         done = end
     compare(job, reference)
@@ -397,25 +397,25 @@ def compare(job, reference):
     check(tensors[0] == tensors[1], f"{where}: weights and moments are not those of {reference.folder.name}")
 
 
-def compare_two_ranks(place, jobs):
+def compare_two_ranks(bed, jobs):
     """Compares all jobs with one uninterrupted run of two threads."""
     if not jobs:
         return
-    reference = Job(place, "undisturbed", "one-node", steps=max(job.steps for job in jobs))
-    config = place.config(reference.out, reference.steps, keep_every=SAVE_EVERY)
+    reference = Job(bed, "undisturbed", "one-node", steps=max(job.steps for job in jobs))
+    config = bed.config(reference.out, reference.steps, keep_every=SAVE_EVERY)
     (reference.folder / "config.json").write_text(config)
-    place.gptrain("train", reference.folder / "config.json", "--ranks", "2")
+    bed.gptrain("train", reference.folder / "config.json", "--ranks", "2")
     for job in jobs:
         compare(job, reference)
 
 
-def play(place, chosen):
+def play(bed, chosen):
     """Returns the runs to compare, and the number of failures."""
     def timed(name):
         function, *arguments = chosen[name]
         began = time.monotonic()
         try:
-            return function(place, name, *arguments), f"ok      {name}, {time.monotonic() - began:.1f} s"
+            return function(bed, name, *arguments), f"ok      {name}, {time.monotonic() - began:.1f} s"
         except Exception:  # a fault of any kind fails this scenario only
             return None, f"FAILED  {name}\n{traceback.format_exc()}"
 
@@ -428,11 +428,11 @@ def play(place, chosen):
     return jobs, failures
 
 
-def end_when_told_to(place):
+def end_when_told_to(bed):
     """Cleans up when the test itself hits its time limit."""
     def end(number, _):
-        place.cluster.stop()
-        shutil.rmtree(place.root, ignore_errors=True)
+        bed.cluster.stop()
+        shutil.rmtree(bed.root, ignore_errors=True)
         os._exit(128 + number)
 
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -446,17 +446,17 @@ def main():
         return SKIPPED
     with tempfile.TemporaryDirectory() as scratch:
         Path(scratch).chmod(0o755)
-        place = Workplace(Path(scratch), source, program)
-        end_when_told_to(place)
+        bed = TestBed(Path(scratch), source, program)
+        end_when_told_to(bed)
         try:
-            place.start()
-            chosen = {name: scenario for name, scenario in scenarios(place.transports).items()
+            bed.start()
+            chosen = {name: scenario for name, scenario in scenarios(bed.transports).items()
                       if name in names or not names}
-            jobs, failures = play(place, chosen)
+            jobs, failures = play(bed, chosen)
             if jobs:
-                compare_with_undisturbed(place, jobs)
+                compare_with_undisturbed(bed, jobs)
         finally:
-            left = place.cluster.stop()
+            left = bed.cluster.stop()
         check(not left, f"processes were left: {left}")
         print(f"{len(jobs)} runs have the bits of an undisturbed one; {failures} scenarios failed")
         return 1 if failures or not jobs else 0

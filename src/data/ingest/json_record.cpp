@@ -166,7 +166,7 @@ std::vector<JsonSpan> json_values_of_line(std::string_view line) {
 }
 
 std::string json_record_fault(std::string_view text, const JsonFault& fault) {
-  return fmt::format("not valid JSON: column {}: {}", place_in_text(text, fault.at).column,
+  return fmt::format("not valid JSON: column {}: {}", position_in_text(text, fault.at).column,
                      json_fault_reason(text, fault));
 }
 

@@ -43,7 +43,7 @@ class JsonRecord {
 // within `text`.
 size_t end_of_json_value(std::string_view text);
 
-// Finds the values of a line of JSONL: a file whose last line has no end, joined to another, has two on one line.
+// Finds the values on a line of JSONL: more than one where files were joined and the first had no final newline.
 // Separators are blanks, byte order marks, and the record separator of RFC 7464. A comma belongs to the value before
 // it.
 std::vector<JsonSpan> json_values_of_line(std::string_view line);

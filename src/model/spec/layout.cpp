@@ -8,7 +8,7 @@ namespace {
 int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 // RETURNS a tensor's group in the order of its unit: 0 for norms, 2 for tensors of UnitEnd, else 1.
-int64_t place_in_unit(const TensorSpec& tensor, UnitEnd end) {
+int64_t part_of_unit(const TensorSpec& tensor, UnitEnd end) {
   if (tensor.norm_use != NormUse::no_norm) return 0;
   return comes_last(tensor, end) ? 2 : 1;
 }
@@ -82,14 +82,14 @@ ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard
       range.matrix_rows += spec.tensors[i].shape[0];
       range.matrix_cols += spec.tensors[i].num_parts() * spec.tensors[i].shape[1];
     }
-    for (const int64_t place : {0, 1, 2}) {
+    for (const int64_t part : {0, 1, 2}) {
       for (size_t i = first; i < tensor; ++i) {
-        if (place_in_unit(spec.tensors[i], end) != place) continue;
+        if (part_of_unit(spec.tensors[i], end) != part) continue;
         layout.segments[i] = {layout.elements, shards[i].count()};
         layout.elements += round_up(shards[i].count(), multiple);
       }
-      if (place == 0) range.norm_elements = layout.elements - range.offset;
-      if (place == 1) range.before_last = layout.elements - range.offset;
+      if (part == 0) range.norm_elements = layout.elements - range.offset;
+      if (part == 1) range.before_last = layout.elements - range.offset;
     }
     const bool nothing_last = range.before_last == layout.elements - range.offset;
     range.elements = round_up(layout.elements - range.offset, multiple * pieces);

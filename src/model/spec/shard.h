@@ -15,8 +15,8 @@ struct TensorRank {
   int64_t rank = 0;
 };
 
-// A rank's position among the ranks that hold the experts of a layer between them: it has whole experts, a run of as
-// many as each other rank has.
+// A rank's position on the expert axis. Each rank of the axis holds a run of whole experts, and all runs have the same
+// length.
 struct ExpertRank {
   int64_t size = 1;
   int64_t rank = 0;

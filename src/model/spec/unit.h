@@ -14,7 +14,7 @@ enum class UnitKind : uint8_t { embedding, block, head, experts };
 // Ranks that hold replicas of a unit's parameters (data-parallel groups). Gradients are summed over them, and ZeRO cuts
 // the unit into as many pieces as they are.
 enum class ReplicaGroup : uint8_t {
-  data,         // all ranks with the same place on the tensor and pipeline axes
+  data,         // all ranks with the same coordinates on the tensor and pipeline axes
   expert_data,  // ranks with the same experts (ExpertAxis)
   count
 };

@@ -10,7 +10,7 @@ int64_t sequences_of(const RouterRule& rule, const Matrix& logits) { return logi
 
 int64_t used_rows(const Matrix& offsets) { return offsets.as<const int32_t>()[offsets.cols - 1]; }
 
-// Counts the experts' copies and places them. Serial: a copy's place depends on all before it.
+// Counts the experts' rows and assigns them slots. Serial: a row's slot depends on all rows before it.
 void place_copies(const RouteTokens& op) {
   const int64_t num_experts = op.logits.cols, k = op.experts.cols;
   auto* const offsets = op.offsets.as<int32_t>();
@@ -22,7 +22,7 @@ void place_copies(const RouteTokens& op) {
       for (int64_t j = 0; j < k; ++j) body(row, experts[j], slots[j]);
     }
   };
-  // offsets[e + 1] is the number of copies of e, then the place of its first one, and then of the next.
+  // offsets[e + 1] is the number of rows of e, then the slot of its first one, and then of the next.
   each_copy([&](int64_t, int32_t expert, int32_t&) { ++offsets[expert + 1]; });
   int32_t first = 0;
   for (int64_t e = 1; e <= num_experts; ++e) {

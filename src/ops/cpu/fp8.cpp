@@ -66,12 +66,12 @@ BlockSums product_of_row(const uint8_t* a, const Numbers& of_a, const std::vecto
 
 void store_sum(const ScaledProduct& op, int64_t row, int64_t col, double sum) {
   if (op.bias.given()) sum += static_cast<double>(to_float(op.bias.as<bf16>()[col]));
-  const int64_t place = row * op.c.stride + col;
+  const int64_t index = row * op.c.stride + col;
   if (op.c.dtype == DType::bf16) {
-    op.c.as<bf16>()[place] = to_bf16(static_cast<float>(sum));
+    op.c.as<bf16>()[index] = to_bf16(static_cast<float>(sum));
     return;
   }
-  float& c = op.c.as<float>()[place];
+  float& c = op.c.as<float>()[index];
   c = static_cast<float>(op.accumulate ? sum + static_cast<double>(c) : sum);
 }
 

@@ -45,8 +45,8 @@ void run_grouped(const Matrix& offsets, const CpuContext& context, const MakePro
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
       const int64_t expert = std::upper_bound(first_tiles, first_tiles + num_experts + 1, tile) - first_tiles - 1;
       const TiledLinear product = product_of(expert);
-      const int64_t place = tile - first_tiles[expert], down = tiles_of(product.rows);
-      kernels.tiled_linear(product, place % down * tile_size, place / down * tile_size, own);
+      const int64_t index = tile - first_tiles[expert], down = tiles_of(product.rows);
+      kernels.tiled_linear(product, index % down * tile_size, index / down * tile_size, own);
     }
   }
 }

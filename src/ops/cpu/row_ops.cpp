@@ -98,7 +98,7 @@ void cpu_run(const Add& op, const CpuContext& context) {
 
 void cpu_run(const KeepResidual& op, const CpuContext& context) {
   if (op.state->skip != 0) return;
-  cpu_run(Cast{.from = op.errors, .to = op.kept}, context);
+  cpu_run(Cast{.from = op.errors, .to = op.residual}, context);
 }
 
 }  // namespace gptrain::ops

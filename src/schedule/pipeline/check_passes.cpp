@@ -23,10 +23,10 @@ class PassesChecker {
     if (stages.size() != static_cast<size_t>(shape_.stages))
       return fmt::format("{} lists for {} stages", stages.size(), shape_.stages);
     for (size_t stage = 0; stage < stages.size(); ++stage) {
-      for (size_t place = 0; place < stages[stage].size(); ++place) {
-        const Pass& pass = stages[stage][place];
+      for (size_t index = 0; index < stages[stage].size(); ++index) {
+        const Pass& pass = stages[stage][index];
         const std::string fault = step(static_cast<int32_t>(stage), pass);
-        if (!fault.empty()) return fmt::format("stage {}, pass {} ({}): {}", stage, place, pass_text(pass), fault);
+        if (!fault.empty()) return fmt::format("stage {}, pass {} ({}): {}", stage, index, pass_text(pass), fault);
       }
     }
     for (int32_t c = 0; c < shape_.chunks(); ++c) {
@@ -37,8 +37,8 @@ class PassesChecker {
   }
 
  private:
-  bool has_input_gradient(int32_t chunk, int32_t m) const { return input_gradients_[place(chunk, m)]; }
-  size_t place(int32_t chunk, int32_t m) const {
+  bool has_input_gradient(int32_t chunk, int32_t m) const { return input_gradients_[index_of(chunk, m)]; }
+  size_t index_of(int32_t chunk, int32_t m) const {
     return static_cast<size_t>(chunk) * static_cast<size_t>(shape_.micro_batches) + static_cast<size_t>(m);
   }
 
@@ -54,7 +54,7 @@ class PassesChecker {
     if (pass.kind == PassKind::forward) return in_order(forwards_[c], pass);
     if (pass.kind != PassKind::backward_weight) {
       if (has_input_gradient(pass.chunk, pass.micro_batch)) return "it is there twice";
-      input_gradients_[place(pass.chunk, pass.micro_batch)] = true;
+      input_gradients_[index_of(pass.chunk, pass.micro_batch)] = true;
     }
     if (pass.kind == PassKind::backward_input) return "";
     if (!has_input_gradient(pass.chunk, pass.micro_batch)) return "backward_input is not before it";

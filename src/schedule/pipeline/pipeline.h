@@ -35,7 +35,7 @@ struct PipelineShape {
   int32_t stages = 1;
   int32_t chunks_per_stage = 1;
   int32_t micro_batches = 1;
-  bool recompute = false;  // backward passes run the forward pass again first
+  bool recompute = false;  // backward passes recompute the forward pass first
 
   int32_t chunks() const { return stages * chunks_per_stage; }
   bool operator==(const PipelineShape&) const = default;

@@ -153,11 +153,11 @@ class Player {
       if (ended(other)) break;
       stage = other;
     }
-    const size_t place = result_.stages[stage].passes.size();
+    const size_t next = result_.stages[stage].passes.size();
     const int32_t chunk = missing_chunk(stage);
     result_.stalled =
-        fmt::format("stage {} waits forever at pass {} ({}) for the {} through chunk {} on stage {}", stage, place,
-                    pass_text(lists_[stage][place]), misses_forward(stage) ? "forward" : "gradient", chunk,
+        fmt::format("stage {} waits forever at pass {} ({}) for the {} through chunk {} on stage {}", stage, next,
+                    pass_text(lists_[stage][next]), misses_forward(stage) ? "forward" : "gradient", chunk,
                     stage_of_[static_cast<size_t>(chunk)]);
   }
 

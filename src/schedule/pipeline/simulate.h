@@ -35,7 +35,7 @@ struct StageTimes {
   double idle = 0;  // makespan - busy
   // Largest number of (chunk, micro-batch) pairs between their forward and the pass that computes weight gradients.
   int32_t most_in_flight = 0;
-  // Largest number of such pairs between their forward and the pass that computes input gradients. Less than
+  // Largest number of these pairs between their forward and the pass that computes input gradients. Less than
   // most_in_flight if backward passes are split.
   int32_t most_awaiting_gradient = 0;
 };

@@ -6,7 +6,7 @@ namespace {
 
 // From the paper: the order is found once, before the run, by simulating passes in ticks of one forward. A backward
 // that is ready runs before a forward that is ready. A stage without a ready backward goes on with forwards, which
-// keeps it busy if gradients come late over slow links. A forward runs again right before its backward, so that one
+// keeps it busy if gradients come late over slow links. A forward is recomputed right before its backward, so that one
 // micro-batch at a time has all its activations on a stage. Unlike the paper, recomputation is part of the backward
 // pass: it begins when the gradient has arrived, not in time for it, and also runs on the last stage. No stage departs
 // from its list in the run.

@@ -58,7 +58,7 @@ class Rule {
 
   const PipelineShape& shape_;
   const PassBoard& board_;
-  std::vector<size_t> oldest_;  // by stage: place in its list; input gradients before it have their weight gradients
+  std::vector<size_t> oldest_;  // by stage: index in its list; input gradients before it have their weight gradients
 };
 
 std::vector<std::vector<Pass>> zero_bubble_v_passes(const PipelineShape& shape) {

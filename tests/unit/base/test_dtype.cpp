@@ -80,8 +80,8 @@ TEST_CASE("f16 rounds as the processor does, and widens exactly") {
                          std::signbit(wide) != std::signbit(expected)
                      ? 1
                      : 0;
-    for (const uint32_t place : {0U, 0x1000U})
-      for (const uint32_t next : {0U, 1U, 0xffffffffU}) check(std::bit_cast<uint32_t>(expected) + place + next);
+    for (const uint32_t index : {0U, 0x1000U})
+      for (const uint32_t next : {0U, 1U, 0xffffffffU}) check(std::bit_cast<uint32_t>(expected) + index + next);
   }
   for (uint32_t i = 0; i < 1 << 16; ++i)
     for (const uint32_t word : philox({5, 6}, {i, 0, 0, 0})) check(word);

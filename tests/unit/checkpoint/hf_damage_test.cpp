@@ -45,8 +45,8 @@ Mutant lying_header(Random& random, const std::string& sound) {
   const std::vector<HfJson> numbers = {0,  1,   4,   1 << 20, INT64_MAX,         UINT64_MAX,
                                        -4, 2.5, "8", nullptr, HfJson::array({1})};
   const HfJson number = numbers[static_cast<size_t>(random_below(random, std::ssize(numbers)))];
-  HfJson& place = header[name][random_below(random, 3) > 0 ? "data_offsets" : "shape"];
-  HfJson& changed = place[static_cast<size_t>(random_below(random, std::ssize(place)))];
+  HfJson& offset = header[name][random_below(random, 3) > 0 ? "data_offsets" : "shape"];
+  HfJson& changed = offset[static_cast<size_t>(random_below(random, std::ssize(offset)))];
   const bool same = changed == number;
   changed = number;
   return {with_header(sound, header.dump()), !same};

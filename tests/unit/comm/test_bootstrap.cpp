@@ -85,9 +85,9 @@ TEST_CASE("launchers of other MPIs") {
                                    {"MPI_RANKID", "MPI_NRANKS"},
                                    {"HOROVOD_RANK", "HOROVOD_SIZE"},
                                    {"PMI_RANK", "PMI_SIZE"}}) {
-    const Settings place = {{rank, "3"}, {size, "8"}};
-    REQUIRE_THROWS_AS(launch_with(place), Error);  // nobody says where rank 0 is
-    const Launch found = launch_with(with(place, {{"MASTER_ADDR", "[fe80::1]"}, {"MASTER_PORT", "5000"}}));
+    const Settings settings = {{rank, "3"}, {size, "8"}};
+    REQUIRE_THROWS_AS(launch_with(settings), Error);  // nobody says where rank 0 is
+    const Launch found = launch_with(with(settings, {{"MASTER_ADDR", "[fe80::1]"}, {"MASTER_PORT", "5000"}}));
     REQUIRE(found.rank == 3);
     REQUIRE(found.size == 8);
     REQUIRE(found.master_addresses == std::vector<std::string>{"fe80::1"});

@@ -128,9 +128,9 @@ void run_stage(Communicator& forward_group, Communicator& backward_group, Lane& 
 std::string run_stages(int size, bool two_lanes) {
   auto forward_groups = make_local_group(size), backward_groups = make_local_group(size);
   for (const std::string& message : run_rank_threads(size, [&](int rank) {
-         const auto place = static_cast<size_t>(rank);
-         const auto forward_group = std::move(forward_groups[place]);
-         const auto backward_group = std::move(backward_groups[place]);
+         const auto index = static_cast<size_t>(rank);
+         const auto forward_group = std::move(forward_groups[index]);
+         const auto backward_group = std::move(backward_groups[index]);
          const auto failure = std::make_shared<LaneFailure>();
          Lane forward("forward", {.threaded = true, .failure = failure});
          if (!two_lanes) return run_stage(*forward_group, *forward_group, forward, forward);
@@ -386,8 +386,8 @@ TEST_CASE("a planned lane writes down every call, what it sends, and every wait"
     CHECK(event.name == name);
     CHECK(event.shape == shape);
     CHECK(event.sent_bytes == sent);
-    CHECK(event.place.lane == 2);
-    CHECK(event.place.group == 1);
+    CHECK(event.channel.lane == 2);
+    CHECK(event.channel.group == 1);
     CHECK(event.ranks == 4);
   };
   // 400 bytes: 2 n (P - 1) / P.

@@ -247,7 +247,7 @@ TEST_CASE("ranks that share sequences take heads where these divide and the rank
     Overrides all = {"parallel.context=4", "model.num_heads=8", "model.num_kv_heads=2"};
     all.insert(all.end(), more.begin(), more.end());
     RunConfig config = parse(all);
-    settle_context_method(config, leaves);
+    choose_context_method(config, leaves);
     return config.parallel.context_method;
   };
   CHECK(method({}, false) == ContextMethod::heads);

@@ -283,8 +283,8 @@ TEST_CASE("An unknown character among tokens of bytes stands where Hugging Face 
       num_texts *= letters.size();
       for (size_t number = 0; number < num_texts; ++number) {
         std::string text;
-        for (size_t place = num_texts / letters.size(); place > 0; place /= letters.size())
-          text += letters[number / place % letters.size()];
+        for (size_t index = num_texts / letters.size(); index > 0; index /= letters.size())
+          text += letters[number / index % letters.size()];
         if (!found.empty()) found += ' ';
         for (const int32_t id : encoder.encode(text)) found += std::to_string(id);
       }

@@ -16,10 +16,10 @@ TEST_CASE("Samples that are left out have no number, whatever their ranges look 
   CHECK(left_out.ranges() == std::vector<SampleRange>{{0, 1}, {3, 6}, {20, 1}});
   const std::set<int64_t> out = {0, 3, 4, 5, 6, 7, 8, 20};
   int64_t sample = 0;
-  for (int64_t place = 0; place < 30; ++place) {
-    CHECK(left_out.before(place) == std::distance(out.begin(), out.lower_bound(place)));
-    if (out.contains(place)) continue;
-    CHECK(left_out.position_of(sample) == place);
+  for (int64_t index = 0; index < 30; ++index) {
+    CHECK(left_out.before(index) == std::distance(out.begin(), out.lower_bound(index)));
+    if (out.contains(index)) continue;
+    CHECK(left_out.position_of(sample) == index);
     ++sample;
   }
   CHECK(LeftOutSamples().position_of(5) == 5);

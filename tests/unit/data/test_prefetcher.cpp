@@ -96,16 +96,16 @@ TEST_CASE_METHOD(Fixture, "The ring is reused, but never what is still in use") 
   const Dataset dataset = open();
   constexpr int depth = 3;
   Prefetcher prefetcher(dataset, {2, sequence_length}, 0, 2, make_ring(2, depth), {1, depth});
-  std::vector<const int32_t*> places;
+  std::vector<const int32_t*> buffers;
   for (int64_t k = 0; k < 2 * depth; ++k) {
     const MicroBatch& micro_batch = prefetcher.next();
-    places.push_back(micro_batch.tokens);
+    buffers.push_back(micro_batch.tokens);
     // Gives the reader time to fill everything it may fill.
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     CHECK(micro_batch.sample_ids[0] == 2 * k);
   }
-  for (size_t k = 0; k < depth; ++k) CHECK(places[k] == places[k + depth]);
-  CHECK(std::set<const int32_t*>(places.begin(), places.end()).size() == depth);
+  for (size_t k = 0; k < depth; ++k) CHECK(buffers[k] == buffers[k + depth]);
+  CHECK(std::set<const int32_t*>(buffers.begin(), buffers.end()).size() == depth);
 }
 
 TEST_CASE_METHOD(Fixture, "What is kept stays as it is, however far the reader is") {

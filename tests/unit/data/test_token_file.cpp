@@ -202,10 +202,10 @@ TEST_CASE("An index cut at any byte is refused") {
   for (size_t size = 0; size < whole.size(); ++size) {
     write_file(folder / "cut.idx", whole.substr(0, size));
     const std::string message = error_of(ExitCode::data, [&] { TokenFile(folder / "cut"); });
-    const char* place = size < 9 ? "byte 0:" : size < 34 ? "the file ends here, inside its header" : "truncated";
+    const char* expected = size < 9 ? "byte 0:" : size < 34 ? "the file ends here, inside its header" : "truncated";
     INFO(message);
     CHECK(contains(message, "cut.idx, byte "));
-    CHECK(contains(message, place));
+    CHECK(contains(message, expected));
   }
   write_file(folder / "cut.idx", whole + "x");
   CHECK(contains(error_of(ExitCode::data, [&] { TokenFile(folder / "cut"); }), "cut.idx, byte 26"));

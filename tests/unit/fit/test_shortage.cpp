@@ -86,10 +86,10 @@ TEST_CASE("a plan that does not fit names what is missing and what would help") 
   // With recomputed blocks, the stage with the most memory takes more than twice rank 0's.
   const std::vector<std::string> in_a_v = {"parallel.pipeline=4", "parallel.pipeline_schedule=zero-bubble-v",
                                            "batch.global=256", "batch.micro=16"};
-  RunConfig again = preset_config("gpt2-1.5b", in_a_v);
-  again.memory.recompute = RecomputeKind::block;
-  const int64_t of_all = largest_rank_bytes({again, find_target("a100-40g"), 4}, 0).on_device;
-  CHECK(of_all > 2 * plan_rank({again, find_target("a100-40g"), 4}).memory().arenas.total());
+  RunConfig recomputing = preset_config("gpt2-1.5b", in_a_v);
+  recomputing.memory.recompute = RecomputeKind::block;
+  const int64_t of_all = largest_rank_bytes({recomputing, find_target("a100-40g"), 4}, 0).on_device;
+  CHECK(of_all > 2 * plan_rank({recomputing, find_target("a100-40g"), 4}).memory().arenas.total());
   CHECK(has(shortage_on(preset_config("gpt2-1.5b", in_a_v), find_target("a100-40g"), 40, 4),
             fmt::format("memory.recompute = \"block\": {}; exact, ", bytes_text(of_all))));
 
@@ -128,13 +128,13 @@ TEST_CASE("settings that help say what they do to training and to the time of a 
     return nominal_step_seconds({then, target, 1}, 0) / nominal_step_seconds({now, target, 1}, 0);
   };
   // With four micro-batches in flight, a budget for two makes the first stage recompute blocks.
-  const RunConfig kept = preset_config("gpt2-1.5b", {"parallel.pipeline=4", "batch.global=16"}, 4);
+  const RunConfig saves_all = preset_config("gpt2-1.5b", {"parallel.pipeline=4", "batch.global=16"}, 4);
   const Target of_four = find_target("a100-80g");
-  RunConfig optimal = kept;
+  RunConfig optimal = saves_all;
   optimal.memory.recompute = RecomputeKind::optimal;
   optimal.memory.activation_budget =
-      plan_rank({with_few_micro_batches(kept), of_four, 4}, 0).memory().arenas[MemoryClass::activations];
-  CHECK(nominal_step_seconds({optimal, of_four, 4}, 0) > 1.05 * nominal_step_seconds({kept, of_four, 4}, 0));
+      plan_rank({with_few_micro_batches(saves_all), of_four, 4}, 0).memory().arenas[MemoryClass::activations];
+  CHECK(nominal_step_seconds({optimal, of_four, 4}, 0) > 1.05 * nominal_step_seconds({saves_all, of_four, 4}, 0));
   // A block's forward is a third of its FLOPs; head and update take part of the rest.
   CHECK(ratio(RecomputeKind::block, offload::none) > 1.15);
   CHECK(ratio(RecomputeKind::block, offload::none) < 1.35);
@@ -304,9 +304,10 @@ TEST_CASE("settings that a host holds one by one are not offered together where 
   target.device_links = false;
   const RunConfig config = preset_config("gpt2-1.5b", {"memory.recompute=block", "batch.micro=1"}, 8);
   target.memory_bytes = plan_rank({config, target, 8}).memory().arenas.total() - (int64_t{1} << 28);
-  const std::string offload = "memory.offload_activations = \"all\"", apart = "parallel.zero = 2 and parallel.zero = 1";
+  const std::string offload = "memory.offload_activations = \"all\"",
+                    stages = "parallel.zero = 2 and parallel.zero = 1";
   const std::string text = shortage_of(config, target, 8);
-  CHECK(has(text, "\n  with all but " + apart + ": "));
+  CHECK(has(text, "\n  with all but " + stages + ": "));
 
   RunConfig offloaded = config;
   offloaded.memory.offload = offload::all;
@@ -318,7 +319,7 @@ TEST_CASE("settings that a host holds one by one are not offered together where 
   sharded.parallel.zero = 3;
   const int64_t more = host_of(sharded, target, 8).total() - host_of(config, target, 8).total();
   REQUIRE(more > 0);
-  const std::string line = line_with(tight, "with all but " + apart + " and " + offload + ": ");
+  const std::string line = line_with(tight, "with all but " + stages + " and " + offload + ": ");
   CHECK(line.ends_with(
       fmt::format(", which fits; and {} of the host's memory for the 8 ranks of a node", bytes_text(more))));
 }
@@ -356,38 +357,38 @@ TEST_CASE("of ranks the first that lacks the most is said to, a first data rank 
       return mesh.rank_of({{tensor, 0, data, stage}});
     };
     std::vector<MemoryPlan> plans(8);
-    std::vector<int64_t> rooms(8, 100);
+    std::vector<int64_t> limits(8, 100);
     const auto set = [&](int64_t of, int64_t bytes) {
       plans[static_cast<size_t>(of)][MemoryClass::activations] = bytes;
       plans[static_cast<size_t>(of)].on(MemoryPlace::pinned_host)[0] = 2 * bytes;
     };
-    const auto weighed = [&] { return world_memory(plans, rooms, mesh, nodes_of_ranks(8, 4)); };
+    const auto world_memory_now = [&] { return world_memory(plans, limits, mesh, nodes_of_ranks(8, 4)); };
     for (int64_t of = 0; of < 8; ++of) set(of, 90);
-    CHECK(weighed().largest_rank == 0);
+    CHECK(world_memory_now().largest_rank == 0);
     set(rank(0, 0, 0), 101);
     set(rank(0, 0, 1), 120);
     set(rank(1, 0, 1), 120);
     set(rank(0, 1, 1), 121);  // e.g. the padding of a piece
-    CHECK(weighed().largest_rank == rank(0, 0, 1));
-    CHECK(weighed().largest == plans[static_cast<size_t>(rank(0, 0, 1))]);
-    CHECK(weighed().node_of_rank == std::vector<int64_t>{0, 0, 0, 0, 1, 1, 1, 1});
+    CHECK(world_memory_now().largest_rank == rank(0, 0, 1));
+    CHECK(world_memory_now().largest == plans[static_cast<size_t>(rank(0, 0, 1))]);
+    CHECK(world_memory_now().node_of_rank == std::vector<int64_t>{0, 0, 0, 0, 1, 1, 1, 1});
     for (const auto& [number, bytes] : {std::pair<size_t, int64_t>{0, 202}, {1, 180}, {2, 240}, {3, 240}})
-      CHECK(weighed().on_host.at(number)[0] == bytes);
+      CHECK(world_memory_now().on_host.at(number)[0] == bytes);
     // Devices with less memory.
-    rooms[static_cast<size_t>(rank(1, 0, 0))] = 60;
-    CHECK(weighed().largest_rank == rank(1, 0, 0));
-    rooms.assign(8, 120);
-    CHECK(weighed().largest_rank == rank(0, 1, 1));
+    limits[static_cast<size_t>(rank(1, 0, 0))] = 60;
+    CHECK(world_memory_now().largest_rank == rank(1, 0, 0));
+    limits.assign(8, 120);
+    CHECK(world_memory_now().largest_rank == rank(0, 1, 1));
   }
 }
 
 TEST_CASE("bytes of a step of very many passes are nearly those of a plan, and a plan's if it is open what fits") {
   const RunConfig config = preset_config("gpt2-1.5b", {"parallel.pipeline=12", "batch.global=240", "batch.micro=1",
                                                        "parallel.pipeline_schedule=interleaved"});
-  RunConfig again = config;
-  again.memory.recompute = RecomputeKind::block;
+  RunConfig recomputing = config;
+  recomputing.memory.recompute = RecomputeKind::block;
   Target target = cpu_target();
-  const int64_t bytes = largest_rank_bytes({again, target, 12}, 0).on_device;
+  const int64_t bytes = largest_rank_bytes({recomputing, target, 12}, 0).on_device;
   const auto line_on = [&](int64_t device_bytes) {
     target.memory_bytes = device_bytes;
     return line_with(shortage_of(config, target, 12), "memory.recompute = \"block\"");

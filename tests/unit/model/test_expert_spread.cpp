@@ -19,22 +19,22 @@ TEST_CASE("experts apart are the same tensors, each whole on one rank of a group
       small_config(Family::llama, {R"(model.moe={"experts":6,"top_k":2,"ffn_hidden_size":64,"first":1})",
                                    "model.hidden_size=48", "model.num_heads=4"})
           .model;
-  const ModelSpec together = make_spec(model), apart = make_spec(model, true);
+  const ModelSpec in_blocks = make_spec(model), in_units = make_spec(model, true);
   std::map<std::string, std::vector<int64_t>> shapes;
-  for (const TensorSpec& tensor : together.tensors) shapes[tensor.name] = tensor.shape;
-  CHECK(apart.tensors.size() == shapes.size());
-  for (const TensorSpec& tensor : apart.tensors) {
+  for (const TensorSpec& tensor : in_blocks.tensors) shapes[tensor.name] = tensor.shape;
+  CHECK(in_units.tensors.size() == shapes.size());
+  for (const TensorSpec& tensor : in_units.tensors) {
     CHECK(shapes.at(tensor.name) == tensor.shape);
-    CHECK((apart.units[static_cast<size_t>(tensor.unit)].kind == UnitKind::experts) == (tensor.expert >= 0));
+    CHECK((in_units.units[static_cast<size_t>(tensor.unit)].kind == UnitKind::experts) == (tensor.expert >= 0));
   }
-  CHECK(static_cast<int64_t>(apart.units.size()) == model.num_layers + 2 + model.num_layers - 1);
-  CHECK(apart.units[1].experts == -1);
-  CHECK(apart.units[static_cast<size_t>(apart.units[2].experts)].layer == 1);
+  CHECK(static_cast<int64_t>(in_units.units.size()) == model.num_layers + 2 + model.num_layers - 1);
+  CHECK(in_units.units[1].experts == -1);
+  CHECK(in_units.units[static_cast<size_t>(in_units.units[2].experts)].layer == 1);
   std::map<std::string, int> holders;
   for (int64_t rank = 0; rank < 3; ++rank) {
-    const std::vector<TensorShard> shards = shard_tensors(apart, {2, 1}, {3, rank});
+    const std::vector<TensorShard> shards = shard_tensors(in_units, {2, 1}, {3, rank});
     for (size_t i = 0; i < shards.size(); ++i) {
-      const TensorSpec& tensor = apart.tensors[i];
+      const TensorSpec& tensor = in_units.tensors[i];
       if (tensor.expert < 0) continue;
       holders[tensor.name] += shards[i].any_owned() ? 1 : 0;
       CHECK(shards[i].count() == (tensor.expert / 2 == rank ? tensor.count() : 0));
@@ -58,15 +58,15 @@ struct Group {
   }
 };
 
-using Copy = std::pair<int64_t, int64_t>;  // rank and place
+using Assignment = std::pair<int64_t, int64_t>;  // rank and place
 
 // The copies that a rank receives, in their order.
-std::vector<Copy> received(const Group& group, int64_t to) {
-  std::vector<Copy> copies;
+std::vector<Assignment> received(const Group& group, int64_t to) {
+  std::vector<Assignment> assignments;
   group.spread.each_sender(group.starts, to, [&](int64_t from, ExpertSpread::Range range) {
-    for (int64_t i = 0; i < range.count; ++i) copies.emplace_back(from, range.first + i);
+    for (int64_t i = 0; i < range.count; ++i) assignments.emplace_back(from, range.first + i);
   });
-  return copies;
+  return assignments;
 }
 
 }  // namespace
@@ -78,34 +78,34 @@ TEST_CASE("rows of all senders lie by expert, and every row comes once") {
   const Group plain({.ranks = 2, .experts = 6, .bound = 100}, {{3, 0, 2, 4, 1, 0}, {0, 5, 1, 0, 0, 2}});
   for (const Group* group : {&pairs, &plain}) {
     const ExpertSpread& spread = group->spread;
-    std::set<Copy> all;
+    std::set<Assignment> all;
     size_t rows = 0;
     for (int64_t to = 0; to < spread.ranks; ++to) {
-      const std::vector<Copy> copies = received(*group, to);
+      const std::vector<Assignment> assignments = received(*group, to);
       RowArrangement arrangement(spread);
       arrangement.arrange(group->starts, to);
-      std::vector<int32_t> order, places;
+      std::vector<int32_t> order, received_order;
       const auto add_to = [](std::vector<int32_t>& numbers) {
         return [&numbers](int32_t first, int32_t count) {
           for (int32_t i = 0; i < count; ++i) numbers.push_back(first + i);
         };
       };
       arrangement.each_number(add_to(order));
-      arrangement.each_row(add_to(places));
-      REQUIRE(order.size() == copies.size());
-      REQUIRE(arrangement.offsets().back() == static_cast<int32_t>(copies.size()));
+      arrangement.each_row(add_to(received_order));
+      REQUIRE(order.size() == assignments.size());
+      REQUIRE(arrangement.offsets().back() == static_cast<int32_t>(assignments.size()));
       for (size_t row = 0; row < order.size(); ++row) {
-        CHECK(places[static_cast<size_t>(order[row])] == static_cast<int32_t>(row));
-        const auto [from, place] = copies[static_cast<size_t>(order[row])];
+        CHECK(received_order[static_cast<size_t>(order[row])] == static_cast<int32_t>(row));
+        const auto [from, row_of_sender] = assignments[static_cast<size_t>(order[row])];
         const int32_t* const starts = group->starts.data() + from * (spread.experts + 1);
-        const auto expert = std::upper_bound(starts, starts + spread.experts + 1, place) - starts - 1;
+        const auto expert = std::upper_bound(starts, starts + spread.experts + 1, row_of_sender) - starts - 1;
         const auto own = static_cast<size_t>(expert - to * spread.own_experts());
         CHECK(static_cast<int32_t>(row) >= arrangement.offsets().at(own));
         CHECK(static_cast<int32_t>(row) < arrangement.offsets().at(own + 1));
         // Ranks with the same rows have the same places.
-        all.insert({from / spread.shares, place});
+        all.insert({from / spread.shares, row_of_sender});
       }
-      rows += copies.size();
+      rows += assignments.size();
     }
     CHECK(all.size() == rows);
     CHECK(rows == static_cast<size_t>(spread.shares == 2 ? 22 : 18));
@@ -114,7 +114,7 @@ TEST_CASE("rows of all senders lie by expert, and every row comes once") {
 
 TEST_CASE("senders without room send less, and the rows that were asked for are counted") {
   const Group group({.ranks = 2, .experts = 2, .bound = 5}, {{4, 1}, {3, 2}});
-  CHECK(received(group, 0) == std::vector<Copy>{{0, 0}, {0, 1}, {0, 2}, {0, 3}, {1, 0}});
+  CHECK(received(group, 0) == std::vector<Assignment>{{0, 0}, {0, 1}, {0, 2}, {0, 3}, {1, 0}});
   CHECK(group.spread.each_sender(group.starts, 0, [](int64_t, ExpertSpread::Range) {}) == 7);
   CHECK(received(group, 1).size() == 3);
 }

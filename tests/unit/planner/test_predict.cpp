@@ -34,7 +34,7 @@ Event copies(int64_t bytes) { return {.name = "cast", .bytes_moved = bytes}; }
 
 Event all_reduce(int64_t bytes) {
   return {.kind = Event::Kind::collective,
-          .place = {static_cast<int8_t>(LaneKind::gradients), static_cast<int8_t>(GroupKind::data)},
+          .channel = {static_cast<int8_t>(LaneKind::gradients), static_cast<int8_t>(GroupKind::data)},
           .ranks = 8,
           .name = operation_name(Operation::all_reduce),
           .bytes_moved = bytes};

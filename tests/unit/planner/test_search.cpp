@@ -64,16 +64,30 @@ struct Case {
 
 std::vector<Case> cases() {
   return {
-      {"2B on 16 A100", model(2560, 24, 64), a100(), 16, 40},
-      {"2B with windows in some layers",
-       model(2560, 24, 64, R"(, "attention_pattern": ["dense", "band:64", "band:64"])"), a100(), 16, 20},
-      {"2B with a tied head off on 12 PCIe", model(2560, 26, 48, R"(, "tied_head": false)"), h100_pcie(), 12, 50},
-      {"7B on 64 A100",
-       model(4096, 32, 256,
-             R"(, "tied_head": false, "positions": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": false)"),
-       a100(), 64, 50},
-      {"350M on one", model(1024, 24, 32), a100(), 1, 30},
-      {"2B, bf16 gradients", model(2560, 24, 64, "", R"(bf16-pure", "gradients": "bf16)"), a100(), 16, 30}};
+      {.name = "2B on 16 A100", .config = model(2560, 24, 64), .machine = a100(), .gpus = 16, .count = 40},
+      {.name = "2B with windows in some layers",
+       .config = model(2560, 24, 64, R"(, "attention_pattern": ["dense", "band:64", "band:64"])"),
+       .machine = a100(),
+       .gpus = 16,
+       .count = 20},
+      {.name = "2B with a tied head off on 12 PCIe",
+       .config = model(2560, 26, 48, R"(, "tied_head": false)"),
+       .machine = h100_pcie(),
+       .gpus = 12,
+       .count = 50},
+      {.name = "7B on 64 A100",
+       .config = model(
+           4096, 32, 256,
+           R"(, "tied_head": false, "positions": "rope", "norm": "rmsnorm", "activation": "swiglu", "bias": false)"),
+       .machine = a100(),
+       .gpus = 64,
+       .count = 50},
+      {.name = "350M on one", .config = model(1024, 24, 32), .machine = a100(), .gpus = 1, .count = 30},
+      {.name = "2B, bf16 gradients",
+       .config = model(2560, 24, 64, "", R"(bf16-pure", "gradients": "bf16)"),
+       .machine = a100(),
+       .gpus = 16,
+       .count = 30}};
 }
 
 TEST_CASE("bounds of memory and time stay below whole plans, and estimates within their errors") {
@@ -185,14 +199,14 @@ TEST_CASE("bounds and estimates of what is made to fit by copies and recomputati
   for (const double memory_bytes : {5e9, 8e9, 12e9, 20e9}) {
     Machine machine = a100();
     machine.device.memory_bytes = memory_bytes + static_cast<double>(outside_plans_bytes);
-    const int64_t room = planned_target(machine, config.run.threads, 16).bytes_of_rank();
+    const int64_t device_bytes = planned_target(machine, config.run.threads, 16).bytes_of_rank();
     LayoutEstimator estimator(config, machine, planned_target(machine, config.run.threads, 16));
     for (RunLayout layout : some_of(layouts_of(config, 16), 250)) {
       if (layout.recompute != RecomputeKind::block) continue;
       const auto fits = [&](RecomputeKind recompute, OffloadChoice offloaded) {
         layout.recompute = recompute;
         layout.offload = offloaded;
-        return estimator.least_bytes(layout, INT64_MAX).bytes <= room;
+        return estimator.least_bytes(layout, INT64_MAX).bytes <= device_bytes;
       };
       if (fits(RecomputeKind::none, offload::none) || !fits(RecomputeKind::optimal, offload::optimal)) continue;
       INFO(memory_bytes << ": " << text_of(layout));
@@ -200,7 +214,7 @@ TEST_CASE("bounds and estimates of what is made to fit by copies and recomputati
       CHECK(estimator.least_bytes(layout, INT64_MAX).bytes <= exact.peak_bytes);
       const LayoutResult estimate = estimator.estimate(layout);
       CHECK(estimator.least_seconds(layout) <= estimate.step_seconds * (1 + 1e-9));
-      if (exact.peak_bytes > room) continue;  // the bound is too low for it: its plan is the smallest
+      if (exact.peak_bytes > device_bytes) continue;  // the bound is too low for it: its plan is the smallest
       const double error = estimate.step_seconds / exact.step_seconds - 1;
       CHECK(std::abs(error) < largest_estimate_error);
       sum += std::abs(error);
@@ -254,9 +268,9 @@ TEST_CASE("a search offloads what hides behind compute, where that is enough to 
   CHECK(best.peak_bytes <= found.device_bytes);
   RunLayout other = best.layout;
   other.offload = offload::none;
-  const LayoutResult kept = predict_layout(checked_layout(config, other), machine, other, 0);
-  CHECK(kept.peak_bytes > found.device_bytes);
-  CHECK(best.step_seconds < 1.01 * kept.step_seconds);
+  const LayoutResult without_recompute = predict_layout(checked_layout(config, other), machine, other, 0);
+  CHECK(without_recompute.peak_bytes > found.device_bytes);
+  CHECK(best.step_seconds < 1.01 * without_recompute.step_seconds);
 }
 
 TEST_CASE("estimates have both passes of an optimizer that looks at whole tensors first") {
@@ -370,9 +384,10 @@ TEST_CASE("what takes too much memory is cut, and the least that is missing is n
       predict_layout(checked_layout(config, found.least_missing), a100(), found.least_missing, 0);
   CHECK(least.peak_bytes == found.device_bytes + found.least_missing_bytes);
   CHECK(found.least_missing_is_exact);
-  RunLayout kept = found.least_missing;
-  kept.recompute = RecomputeKind::none;
-  CHECK(predict_layout(checked_layout(config, kept), a100(), kept, 0).peak_bytes >= least.peak_bytes);
+  RunLayout without_recompute = found.least_missing;
+  without_recompute.recompute = RecomputeKind::none;
+  CHECK(predict_layout(checked_layout(config, without_recompute), a100(), without_recompute, 0).peak_bytes >=
+        least.peak_bytes);
 }
 
 TEST_CASE("lost classes have another value than the best layout, and are slower or do not fit") {

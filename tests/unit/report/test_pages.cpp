@@ -13,7 +13,7 @@ namespace {
 
 bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-// Returns a pipeline of two stages with these chunks each, in a step of so many seconds.
+// Returns a pipeline of two stages with `chunks` chunks each, in a step of `seconds`.
 PlannedPipeline pipeline_of(int32_t chunks, double seconds) {
   PlannedPipeline pipeline{.stages = {}, .seconds = seconds};
   for (int32_t stage = 0; stage < 2; ++stage) {

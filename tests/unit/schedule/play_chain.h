@@ -24,11 +24,11 @@ class Play {
     const size_t forwards = beside_.size();
     for (int32_t unit = n - 1; unit >= 0; --unit) backward(unit);
     std::vector<int64_t> alive(beside_.size() + 1, 0);
-    int64_t kept = 0;
-    for (const Place& place : held_) {
-      alive[place.first] += place.bytes;
-      alive[place.last + 1] -= place.bytes;
-      if (place.first < forwards && place.last >= forwards) kept += place.bytes;
+    int64_t held_bytes = 0;
+    for (const BlockLifetime& block : held_) {
+      alive[block.first] += block.bytes;
+      alive[block.last + 1] -= block.bytes;
+      if (block.first < forwards && block.last >= forwards) held_bytes += block.bytes;
     }
     int64_t most = 0;
     int64_t now = 0;
@@ -36,29 +36,29 @@ class Play {
       now += alive[action];
       most = std::max(most, now + beside_[action]);
     }
-    return most + (chain_.in_flight - 1) * kept;
+    return most + (chain_.in_flight - 1) * held_bytes;
   }
 
  private:
-  struct Place {
+  struct BlockLifetime {
     int64_t bytes;
     size_t first, last;  // actions
     bool away = false;   // on the host until it is used
   };
   // For a unit, the positions in held_ of the outputs of its last pass; -1: none.
-  struct Places {
+  struct BlockLifetimes {
     int64_t output = -1, saved = -1, part = -1;
   };
 
   void begin(int64_t bytes_beside) { beside_.push_back(bytes_beside); }
-  void leave(int64_t& place, int64_t bytes) {
-    place = static_cast<int64_t>(held_.size());
+  void leave(int64_t& block, int64_t bytes) {
+    block = static_cast<int64_t>(held_.size());
     held_.push_back({bytes, beside_.size() - 1, beside_.size() - 1});
   }
-  void use(int64_t& place) {
-    if (place < 0) return;
-    if (held_[static_cast<size_t>(place)].away) leave(place, held_[static_cast<size_t>(place)].bytes);
-    held_[static_cast<size_t>(place)].last = beside_.size() - 1;
+  void use(int64_t& block) {
+    if (block < 0) return;
+    if (held_[static_cast<size_t>(block)].away) leave(block, held_[static_cast<size_t>(block)].bytes);
+    held_[static_cast<size_t>(block)].last = beside_.size() - 1;
   }
   void use_input(int32_t unit) {
     if (unit > 0) use(places_[static_cast<size_t>(unit) - 1].output);
@@ -66,8 +66,8 @@ class Play {
 
   void offload(int32_t unit) {
     const OffloadedPart part = choices_[static_cast<size_t>(unit)].offload.part;
-    const auto send = [this](int64_t place) {
-      if (place >= 0) held_[static_cast<size_t>(place)].away = true;
+    const auto send = [this](int64_t block) {
+      if (block >= 0) held_[static_cast<size_t>(block)].away = true;
     };
     if (part != OffloadedPart::none && unit > 0) send(places_[static_cast<size_t>(unit) - 1].output);
     if (part != OffloadedPart::record) return;
@@ -95,7 +95,7 @@ class Play {
   void backward(int32_t unit) {
     const auto index = static_cast<size_t>(unit);
     if (const int32_t first = choices_[index].recompute_from; first >= 0) {
-      for (int32_t again = first; again < unit; ++again) forward(again, chain_.gradient_bytes);
+      for (int32_t recomputed = first; recomputed < unit; ++recomputed) forward(recomputed, chain_.gradient_bytes);
       begin(chain_.gradient_bytes);
       use_input(unit);
       use(places_[index].part);
@@ -109,8 +109,8 @@ class Play {
 
   const Chain& chain_;
   const UnitChoices& choices_;
-  std::vector<Places> places_;  // by unit
-  std::vector<Place> held_;
+  std::vector<BlockLifetimes> places_;  // by unit
+  std::vector<BlockLifetime> held_;
   std::vector<int64_t> beside_;  // by action: bytes that exist during it only
 };
 

@@ -55,8 +55,8 @@ inline size_t find(const Schedule& schedule, ActionKind kind, int32_t unit, int 
 }
 
 // Erases an action without updating lifetimes: the checker must find the fault in the actions.
-inline void erase(Schedule& schedule, size_t place) {
-  schedule.actions.erase(schedule.actions.begin() + static_cast<std::ptrdiff_t>(place));
+inline void erase(Schedule& schedule, size_t index) {
+  schedule.actions.erase(schedule.actions.begin() + static_cast<std::ptrdiff_t>(index));
 }
 inline void move(Schedule& schedule, size_t from, size_t to) {
   const Action action = schedule.actions[from];

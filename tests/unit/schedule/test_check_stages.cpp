@@ -82,16 +82,16 @@ std::string text(const PipelineSchedule& schedule, const PipelineShape& shape) {
          std::to_string(shape.chunks_per_stage) + " m " + std::to_string(shape.micro_batches);
 }
 
-std::vector<size_t> places_of(const Schedule& schedule, const std::function<bool(const Action&)>& wanted) {
-  std::vector<size_t> places;
+std::vector<size_t> indices_of(const Schedule& schedule, const std::function<bool(const Action&)>& wanted) {
+  std::vector<size_t> indices;
   for (size_t i = 0; i < schedule.actions.size(); ++i) {
-    if (wanted(schedule.actions[i])) places.push_back(i);
+    if (wanted(schedule.actions[i])) indices.push_back(i);
   }
-  return places;
+  return indices;
 }
 
-std::vector<size_t> places_of(const Schedule& schedule, ActionKind kind) {
-  return places_of(schedule, [kind](const Action& action) { return action.kind == kind; });
+std::vector<size_t> indices_of(const Schedule& schedule, ActionKind kind) {
+  return indices_of(schedule, [kind](const Action& action) { return action.kind == kind; });
 }
 
 }  // namespace
@@ -158,7 +158,7 @@ TEST_CASE("receives in another order than the sends are found") {
     int found = 0;
     for (size_t stage = 0; stage < good.size(); ++stage) {
       for (const Way way : {Way::to_next, Way::to_previous}) {
-        const std::vector<size_t> receives = places_of(good[stage], [&](const Action& a) {
+        const std::vector<size_t> receives = indices_of(good[stage], [&](const Action& a) {
           const std::optional<Transfer> transfer = transfer_of(a.kind);
           if (!transfer || transfer->sends || !transfer->begins) return false;
           const Stages& stages = good[stage].options.stages;
@@ -182,18 +182,18 @@ TEST_CASE("a send or a receive that is left out, and one in another place, is fo
     const std::vector<Schedule> good =
         training(std::string(schedule.name), {3, schedule.least_chunks, 4, false}, {.tied_head = true});
     for (size_t stage = 0; stage < good.size(); ++stage) {
-      const std::vector<size_t> transfers = places_of(good[stage], [](const Action& action) {
+      const std::vector<size_t> transfers = indices_of(good[stage], [](const Action& action) {
         const std::optional<Transfer> transfer = transfer_of(action.kind);
         return transfer && transfer->begins;
       });
-      for (const size_t place : transfers) {
-        INFO(schedule.name << " stage " << stage << " action " << place);
+      for (const size_t index : transfers) {
+        INFO(schedule.name << " stage " << stage << " action " << index);
         std::vector<Schedule> bad = good;
-        erase(bad[stage], place);
+        erase(bad[stage], index);
         CHECK(check_stages(bad) != "");
         // Moves it before the norm, where the data are not sent in time.
         bad = good;
-        move(bad[stage], place, places_of(good[stage], ActionKind::norm).front() - 1);
+        move(bad[stage], index, indices_of(good[stage], ActionKind::norm).front() - 1);
         CHECK(fault_of(bad) != "");
       }
     }
@@ -208,7 +208,7 @@ TEST_CASE("two stages that each wait for the other's receive are found") {
     for (size_t i = 0; i < schedule.actions.size(); ++i) {
       const std::optional<Transfer> transfer = transfer_of(schedule.actions[i].kind);
       if (!transfer || !transfer->sends || transfer->begins) continue;
-      const auto begins = places_of(schedule, [&](const Action& action) {
+      const auto begins = indices_of(schedule, [&](const Action& action) {
         const std::optional<Transfer> other = transfer_of(action.kind);
         return other && other->begins && other->sends && action.micro_batch == schedule.actions[i].micro_batch &&
                action.unit == schedule.actions[i].unit;
@@ -223,7 +223,7 @@ TEST_CASE("two stages that each wait for the other's receive are found") {
       const ActionKind kind = schedule.actions[i].kind;
       if (kind != ActionKind::receive_input && kind != ActionKind::receive_d_output) continue;
       const Action receive = schedule.actions[i];
-      const auto awaits = places_of(schedule, [&](const Action& action) {
+      const auto awaits = indices_of(schedule, [&](const Action& action) {
         const std::optional<Transfer> other = transfer_of(action.kind);
         return other && !other->begins && !other->sends && action.micro_batch == receive.micro_batch;
       });
@@ -236,11 +236,11 @@ TEST_CASE("two stages that each wait for the other's receive are found") {
 
 TEST_CASE("what stages do together has to come on each of them") {
   std::vector<Schedule> bad = training("1f1b", {3, 1, 2, false}, {.tied_head = true});
-  erase(bad[2], places_of(bad[2], ActionKind::sum_tied).front());
+  erase(bad[2], indices_of(bad[2], ActionKind::sum_tied).front());
   CHECK_THAT(check_stages(bad), Catch::Contains("sum_tied") && Catch::Contains("waits for ever for the other stages"));
   CHECK_THAT(check(bad[2]), Catch::Contains("before the tables' gradients are summed"));
   bad = training("gpipe", {3, 1, 2, false});
-  erase(bad[1], places_of(bad[1], ActionKind::norm).front());
+  erase(bad[1], indices_of(bad[1], ActionKind::norm).front());
   CHECK_THAT(check_stages(bad), Catch::Contains("stage 0, action ") && Catch::Contains("(norm of"));
 }
 

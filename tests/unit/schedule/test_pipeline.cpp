@@ -190,24 +190,24 @@ TEST_CASE("a swapped, dropped, repeated or misplaced pass is found in each sched
     const Lists good = schedule.passes(shape);
     REQUIRE(check_passes(shape, schedule, good) == "");
     for (size_t stage = 0; stage < good.size(); ++stage) {
-      for (size_t place = 0; place < good[stage].size(); ++place) {
-        INFO(schedule.name << " stage " << stage << " pass " << place);
+      for (size_t index = 0; index < good[stage].size(); ++index) {
+        INFO(schedule.name << " stage " << stage << " pass " << index);
         Lists bad = good;
-        bad[stage].erase(bad[stage].begin() + static_cast<std::ptrdiff_t>(place));
+        bad[stage].erase(bad[stage].begin() + static_cast<std::ptrdiff_t>(index));
         REQUIRE(check_passes(shape, schedule, bad) != "");
         bad = good;
-        bad[stage].push_back(good[stage][place]);
+        bad[stage].push_back(good[stage][index]);
         REQUIRE(check_passes(shape, schedule, bad) != "");
         bad = good;
-        bad[stage].erase(bad[stage].begin() + static_cast<std::ptrdiff_t>(place));
-        bad[(stage + 1) % 3].push_back(good[stage][place]);
+        bad[stage].erase(bad[stage].begin() + static_cast<std::ptrdiff_t>(index));
+        bad[(stage + 1) % 3].push_back(good[stage][index]);
         REQUIRE(check_passes(shape, schedule, bad) != "");
         // Moves it to the position of the next pass of the same kind and chunk.
-        for (size_t other = place + 1; other < good[stage].size(); ++other) {
-          const Pass &a = good[stage][place], &b = good[stage][other];
+        for (size_t other = index + 1; other < good[stage].size(); ++other) {
+          const Pass &a = good[stage][index], &b = good[stage][other];
           if (a.kind != b.kind || a.chunk != b.chunk || a.kind == PassKind::backward_input) continue;
           bad = good;
-          std::swap(bad[stage][place], bad[stage][other]);
+          std::swap(bad[stage][index], bad[stage][other]);
           REQUIRE(check_passes(shape, schedule, bad) != "");
           break;
         }

@@ -48,7 +48,7 @@ class Schedules {
       choice(first) = {};
       for (int32_t last = first; last < size() && !unit(last).always_saved; ++last) {
         forward(last + 1, [&, last] {
-          again(first, last, first, [&] {
+          recompute(first, last, first, [&] {
             choice(first).offload.part = part == OffloadedPart::none ? part : OffloadedPart::input;
             visit();
             choice(first).offload.part = OffloadedPart::none;
@@ -59,20 +59,20 @@ class Schedules {
   }
 
   // Continues a pass that began with `begin`, has reached the input of `first`, and goes on to `last`.
-  void again(int32_t first, int32_t last, int32_t begin, const Visit& visit) {
+  void recompute(int32_t first, int32_t last, int32_t begin, const Visit& visit) {
     if (first == last) {
       choice(last) = {false, begin};
       return visit();
     }
     choice(first) = {};
-    again(first + 1, last, begin, visit);
+    recompute(first + 1, last, begin, visit);
     if (unit(first).part_bytes >= 0) {
       choice(first) = {true, first};
-      again(first + 1, last, begin, visit);
+      recompute(first + 1, last, begin, visit);
       choice(first) = {};
     }
     for (int32_t split = first; split < last; ++split)
-      again(split + 1, last, begin, [&, split] { again(first, split, first, visit); });
+      recompute(split + 1, last, begin, [&, split] { recompute(first, split, first, visit); });
   }
 
   const Chain& chain_;
@@ -118,7 +118,7 @@ int64_t most_bytes(const Chain& chain) { return peak_bytes(chain, UnitChoices(ch
 TEST_CASE("the schedule of a chain is the best of all persistent ones, and takes no more than its budget") {
   std::mt19937 random(1);
   int feasible = 0;
-  int again = 0;
+  int num_recomputed = 0;
   for (int i = 0; i < 500; ++i) {
     const int32_t units = i % 50 == 0 ? 8 : i % 25 == 0 ? 7 : 1 + i % 6;
     const Chain chain = random_chain(random, units);
@@ -135,10 +135,10 @@ TEST_CASE("the schedule of a chain is the best of all persistent ones, and takes
     REQUIRE(peak_bytes(chain, *found) <= budget);
     REQUIRE(recompute_seconds(chain, *found) == least);
     ++feasible;
-    again += least > 0 ? 1 : 0;
+    num_recomputed += least > 0 ? 1 : 0;
   }
   CHECK(feasible > 150);
-  CHECK(again > 100);
+  CHECK(num_recomputed > 100);
 }
 
 TEST_CASE("with a price on each byte that is copied the schedule is the best of all with all that may be offloaded") {

@@ -42,9 +42,9 @@ Outcome train(const RunConfig& config, void (*change)(StepChoices&)) {
   StepDesign design = *plan.design;
   design.config.memory.disk_path = folder.path().string();
   const UpdateResources resources(design, *backend, 0);
-  UpdatePlace place = resources.place();
-  if (choices.updates_on_host) place.backend = update_backend.get();
-  TrainingStep step(plan.design, *backend, rank.groups, place);
+  UpdateDevice device = resources.device();
+  if (choices.updates_on_host) device.backend = update_backend.get();
+  TrainingStep step(plan.design, *backend, rank.groups, device);
   CHECK(step.taken() == plan.memory().arenas);
   step.initialize();
   RandomBatches batches(config);

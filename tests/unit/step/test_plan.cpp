@@ -273,8 +273,8 @@ TEST_CASE("a GPU's products take the tanh form of GELU along in 16 bits, which s
   const StepPlan fused = plan_of(gpu, "precision.compute=bf16");
   CHECK(calls(fused, op_index<ActivationForward>) == 0);
   CHECK(calls(fused, op_index<ActivationBackward>) == 0);
-  for (const char* apart : {"model.activation=gelu", "precision.compute=fp32"})
-    CHECK(calls(plan_of(gpu, apart), op_index<ActivationForward>) == 4 * 12);
+  for (const char* unfused : {"model.activation=gelu", "precision.compute=fp32"})
+    CHECK(calls(plan_of(gpu, unfused), op_index<ActivationForward>) == 4 * 12);
   const StepPlan on_cpu = plan_of(cpu_target(), "precision.compute=bf16");
   CHECK(calls(on_cpu, op_index<ActivationForward>) == 4 * 12);
   CHECK(to_string(fused.total().model_flops) == to_string(on_cpu.total().model_flops));
@@ -362,7 +362,7 @@ TEST_CASE("with gradients in bf16 and moments of 8 bits a parameter takes six by
 TEST_CASE("planned traffic that is too large stops at the largest amount") {
   StepLog log;
   log.blocks = {{{.kind = Event::Kind::collective,
-                  .place = {0, 0},
+                  .channel = {0, 0},
                   .name = operation_name(Operation::all_reduce),
                   .sent_bytes = int64_t{1} << 61}}};
   const auto sent = [&](int times) {

@@ -39,7 +39,7 @@ StepProfile example_profile() {
        {.name = "cast", .shape = "f32", .bytes_moved = 5'000'000, .start_seconds = 100.003, .end_seconds = 100.004},
        product("N=8 in=2 out=3 bf16", 100.004, 100.007)},
       {{.kind = Event::Kind::collective,
-        .place = {static_cast<int8_t>(LaneKind::gradients), static_cast<int8_t>(GroupKind::data)},
+        .channel = {static_cast<int8_t>(LaneKind::gradients), static_cast<int8_t>(GroupKind::data)},
         .ranks = 2,
         .name = "all_reduce",
         .shape = "1 MB f32 over 2 ranks",

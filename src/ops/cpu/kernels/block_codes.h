@@ -74,8 +74,8 @@ inline float largest_magnitude(const float* values) {
 
 template <bool has_sign>
 struct DecadeTables {
-  // For each decade, indexed by the logarithm of a magnitude's place, plus 7, modulo 8: smallest value, and span of all
-  // values above.
+  // For each decade, indexed by the logarithm of a magnitude's number, plus 7, modulo 8: smallest value, and span of
+  // all values above.
   float low[8], span[8];
   // For each decade of a number, from 1 (0: below all): magnitude = scale x + shift, at most `last`.
   float scale[8], shift[8];
@@ -117,16 +117,16 @@ inline Vector vector_of(const T (&table)[8]) {
 
 #ifdef __AVX512F__
 
-// Values of DecadeTables, indexed by the logarithm of a magnitude's place, plus 15, modulo 16. Without a sign, zero has
-// place 1.
-struct PlaceTables {
+// Values of DecadeTables, indexed by the logarithm of a magnitude's number, plus 15, modulo 16. Without a sign, zero
+// has number 1.
+struct LogTables {
   float low[16], span[16];
 };
 
 template <bool has_sign>
-constexpr PlaceTables make_place_tables() {
+constexpr LogTables make_log_tables() {
   constexpr DecadeTables<has_sign> decades = make_decade_tables<has_sign>();
-  PlaceTables tables{};
+  LogTables tables{};
   for (int log = has_sign ? 0 : 1; log <= (has_sign ? 7 : 8); ++log) {
     tables.low[(log + 15) % 16] = decades.low[(log + 7) % 8];
     tables.span[(log + 15) % 16] = decades.span[(log + 7) % 8];
@@ -136,7 +136,7 @@ constexpr PlaceTables make_place_tables() {
 
 template <bool has_sign>
 inline void decode_block(const uint8_t* codes, float scale, float* values) {
-  static constexpr auto tables = make_place_tables<has_sign>();
+  static constexpr auto tables = make_log_tables<has_sign>();
   const __m512 factor = _mm512_set1_ps(scale);
   const __m512 low = _mm512_mul_ps(_mm512_loadu_ps(tables.low), factor);
   const __m512 span = _mm512_mul_ps(_mm512_loadu_ps(tables.span), factor);
@@ -146,9 +146,9 @@ inline void decode_block(const uint8_t* codes, float scale, float* values) {
   for (int64_t i = 0; i < state_block; i += code_lanes) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(codes + i));
     const __m512i n = _mm512_sub_epi32(_mm512_maskz_cvtepu8_epi32(all_lanes, bytes), zero);
-    const __m512i place = _mm512_castps_si512(_mm512_maskz_cvtepi32_ps(all_lanes, n));  // the sign is used last
-    const __m512i log = _mm512_maskz_srli_epi32(all_lanes, place, 23);                  // plus 127
-    const __m512i mantissa = _mm512_maskz_ternarylogic_epi32(all_lanes, place, fraction_bits, one, and_or);
+    const __m512i shifted = _mm512_castps_si512(_mm512_maskz_cvtepi32_ps(all_lanes, n));  // the sign is used last
+    const __m512i log = _mm512_maskz_srli_epi32(all_lanes, shifted, 23);                  // plus 127
+    const __m512i mantissa = _mm512_maskz_ternarylogic_epi32(all_lanes, shifted, fraction_bits, one, and_or);
     const __m512 fraction = _mm512_sub_ps(_mm512_castsi512_ps(mantissa), _mm512_castsi512_ps(one));
     __m512 value = _mm512_maskz_fmadd_ps(has_sign ? _mm512_test_epi32_mask(n, n) : all_lanes,
                                          _mm512_maskz_permutexvar_ps(all_lanes, log, span), fraction,
@@ -160,13 +160,13 @@ inline void decode_block(const uint8_t* codes, float scale, float* values) {
   }
 }
 
-// Tables for a number's place in its decade: cells (1 + u), where `cells` is the decade's number of cells and u rises
+// Tables for a value's position in its decade: cells (1 + u), where `cells` is the decade's number of cells and u rises
 // from 0 at a tenth of its upper end to 1 at the end. The highest mantissa bits of 1 + u = scale x + 8 / 9 are the
 // place. Magnitude 1 is a decade of its own, and so is zero with a sign.
 template <bool has_sign>
 struct OctaveTables {
   // For each exponent of a number from 2^-23 to 1, modulo 32: the border between decades in that octave, or a number
-  // above the octave if it has none. Its lowest bits hold the number of mantissa bits after the place in the decade
+  // above the octave if it has none. Its lowest bits hold the number of mantissa bits after the position in the decade
   // below; they move the border by less than its rounding.
   uint32_t border[32];
   float scale[16];  // indexed by that number of bits, modulo 16
@@ -189,7 +189,7 @@ constexpr OctaveTables<has_sign> make_octave_tables() {
   double power = 1e-6;
   for (uint32_t decade = 1; decade <= 7; ++decade, power *= 10)
     tables.scale[(most_bits - decade) % 16] = static_cast<float>(1 / (0.9 * power));
-  tables.scale[(most_bits - 8) % 16] = 0.1125F;  // the place of 1 is the first for any lower bits
+  tables.scale[(most_bits - 8) % 16] = 0.1125F;  // 1 has the first position for any lower bits
   tables.least = has_sign ? 0x1p-23F : decades.low[0];
   return tables;
 }
@@ -213,7 +213,7 @@ inline void encode_values(const float* values, uint8_t* codes, float inverse) {
   const __m512i one = _mm512_set1_epi32(1), count_bits = _mm512_set1_epi32(31);
   const __m512i fraction_bits = _mm512_set1_epi32(0x7fffff), hidden_bit = _mm512_set1_epi32(0x800000);
   const __m512 factor = _mm512_set1_ps(inverse);
-  const auto place_of = [&](const float* from) __attribute__((always_inline)) {
+  const auto shifted_of = [&](const float* from) __attribute__((always_inline)) {
     const __m512 value = _mm512_loadu_ps(from);
     const __m512 scaled = _mm512_mul_ps(value, factor);
     const __m512 x = has_sign ? _mm512_maskz_range_ps(all_lanes, scaled, least, larger_size)
@@ -224,16 +224,16 @@ inline void encode_values(const float* values, uint8_t* codes, float inverse) {
     const __m512i behind = _mm512_mask_sub_epi32(border, _mm512_cmpge_epi32_mask(bits, border), border, one);
     const __m512 line = _mm512_fmadd_ps(_mm512_maskz_permutexvar_ps(all_lanes, behind, scale), x, start);
     const __m512i mantissa = _mm512_castps_si512(_mm512_maskz_min_ps(all_lanes, line, below_two));
-    const __m512i place = _mm512_maskz_ternarylogic_epi32(all_lanes, mantissa, fraction_bits, hidden_bit, and_or);
+    const __m512i shifted = _mm512_maskz_ternarylogic_epi32(all_lanes, mantissa, fraction_bits, hidden_bit, and_or);
     const __m512i shift = _mm512_and_si512(behind, count_bits);
-    // Without a sign places begin with 1, the place of zero.
-    if (has_sign) return _mm512_maskz_srlv_epi32(all_lanes, place, shift);
+    // Without a sign, numbers begin with 1, the number of zero.
+    if (has_sign) return _mm512_maskz_srlv_epi32(all_lanes, shifted, shift);
     const __m512i value_bits = _mm512_castps_si512(value);
-    return _mm512_mask_srlv_epi32(one, _mm512_test_epi32_mask(value_bits, value_bits), place, shift);
+    return _mm512_mask_srlv_epi32(one, _mm512_test_epi32_mask(value_bits, value_bits), shifted, shift);
   };
   for (int64_t i = 0; i < state_block; i += 64) {
     const float* const from = values + i;
-    const __m512i a = place_of(from), b = place_of(from + 16), c = place_of(from + 32), d = place_of(from + 48);
+    const __m512i a = shifted_of(from), b = shifted_of(from + 16), c = shifted_of(from + 32), d = shifted_of(from + 48);
     __m512i bytes;
     if (has_sign) {
       const auto below = [](const float* some) {
@@ -261,9 +261,9 @@ inline void decode_block(const uint8_t* codes, float scale, float* values) {
     CodeInts n = load_codes(codes + i) - (has_sign ? zero_code : 0);
     const CodeInts below = n >> 31;
     n = has_sign ? (n ^ below) - below : n;
-    const auto place = reinterpret_cast<CodeInts>(__builtin_convertvector(has_sign ? n : n + 1, CodeFloats));
-    const CodeInts log = place >> 23;  // biased exponent: log2 of the value plus 127
-    const auto fraction = reinterpret_cast<CodeFloats>((place & 0x7fffff) | 0x3f800000) - 1.0F;
+    const auto shifted = reinterpret_cast<CodeInts>(__builtin_convertvector(has_sign ? n : n + 1, CodeFloats));
+    const CodeInts log = shifted >> 23;  // biased exponent: log2 of the value plus 127
+    const auto fraction = reinterpret_cast<CodeFloats>((shifted & 0x7fffff) | 0x3f800000) - 1.0F;
     const CodeFloats magnitude = _mm256_fmadd_ps(__builtin_shuffle(span, log), fraction, __builtin_shuffle(low, log));
     auto value = reinterpret_cast<CodeInts>(magnitude * scale) & (n != 0);
     if (has_sign) value ^= below & static_cast<int32_t>(0x80000000U);

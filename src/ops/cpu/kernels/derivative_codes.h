@@ -2,7 +2,7 @@
 // once per instruction set; everything has internal linkage.
 //
 // With AVX-512, comparing 16 values gives a mask. Bit b of 16 codes is computed from such masks, and deposited at every
-// bits-th place of a word at once. Without AVX-512, codes are bytes before they are packed.
+// bits-th bit of a word at once. Without AVX-512, codes are bytes before they are packed.
 #pragma once
 
 #include <cstdint>
@@ -39,9 +39,9 @@ struct CodeLevels {
 // RETURNS a word with every bits-th bit set, from the lowest, 16 in all.
 template <int bits>
 constexpr uint64_t lowest_bits() {
-  uint64_t places = 0;
-  for (int i = 0; i < 16; ++i) places |= uint64_t{1} << (i * bits);
-  return places;
+  uint64_t result = 0;
+  for (int i = 0; i < 16; ++i) result |= uint64_t{1} << (i * bits);
+  return result;
 }
 
 template <ActivationKind kind, int bits>

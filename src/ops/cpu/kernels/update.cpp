@@ -207,14 +207,14 @@ void keep_gradients(const KeepGradients& op, const KeptSegment& segment, int64_t
   for_rounded_runs(segment, first, end, static_cast<uint32_t>(op.state->updates), op.draw,
                    [&](int64_t at, int64_t count, const uint32_t* words) {
                      const float* gradients = row_of<float>(op.gradients, 0) + at;
-                     bf16* kept = row_of<bf16>(op.kept, 0) + at;
+                     bf16* sums = row_of<bf16>(op.sums, 0) + at;
                      if (op.accumulate) {
 #pragma omp simd
                        for (int64_t i = 0; i < count; ++i)
-                         kept[i] = stochastic_bf16(load(kept + i) + gradients[i], words[i]);
+                         sums[i] = stochastic_bf16(load(sums + i) + gradients[i], words[i]);
                      } else {
 #pragma omp simd
-                       for (int64_t i = 0; i < count; ++i) kept[i] = stochastic_bf16(gradients[i], words[i]);
+                       for (int64_t i = 0; i < count; ++i) sums[i] = stochastic_bf16(gradients[i], words[i]);
                      }
                    });
 }

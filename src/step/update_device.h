@@ -7,7 +7,7 @@
 namespace gptrain::inline step {
 
 // Backend and memory of updates that do not run where the ops do.
-struct UpdatePlace {
+struct UpdateDevice {
   // Runs them with StepChoices::updates_on_host, or with state that is away; null: the ops' own.
   Backend* backend = nullptr;
   WorkingFiles* files = nullptr;  // memory of StepChoices::optimizer_state on disk; a plan has none
