@@ -10,6 +10,7 @@
 #include "optim/types.h"
 #include "parallel/make_stages.h"
 #include "parallel/micro_batch_uploads.h"
+#include "step/save_buffer.h"
 #include "step/step_readback.h"
 
 namespace gptrain::inline step {
@@ -355,7 +356,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   if (config.checkpoint.keeps_snapshot())
     design.snapshot_bytes = store.snapshot_bytes() +
                             (design.keeps_residuals() ? design.messages.snapshot_bytes(groups.data_rank() == 0) : 0);
-  design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;
+  design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] =
+      design.snapshot_bytes + save_buffer_bytes(design.choices);
   store.state_layout().add_away(design.memory.outside);
   memory += design.memory.outside;
   return design;

@@ -13,6 +13,7 @@
 #include "optim/types.h"
 #include "step/arena_fill.h"
 #include "step/choosing_pass.h"
+#include "step/save_buffer.h"
 
 namespace gptrain::inline step {
 namespace {
@@ -251,8 +252,8 @@ MemoryPlan TrainingStep::taken() const {
       if (arenas_[place][c]) bytes[c] += arenas_[place][c]->bytes();
   }
   parameters_->state_layout().add_away(taken);
-  if (snapshot_)
-    taken.on(host_place(backend_.target()))[static_cast<size_t>(MemoryClass::snapshot)] += snapshot_->bytes();
+  taken.on(host_place(backend_.target()))[static_cast<size_t>(MemoryClass::snapshot)] +=
+      (snapshot_ ? snapshot_->bytes() : 0) + save_buffer_bytes(design_->choices);
   return taken;
 }
 
