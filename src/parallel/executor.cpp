@@ -202,6 +202,16 @@ void Executor::keep_gradients(const Part& part, int32_t micro_batch) {
   resources_.away_gradients->write(part.unit);
 }
 
+// Adds the gradients of the other stage that has the table.
+void Executor::sum_tied() {
+  AwayGradients* const away = resources_.away_gradients;
+  if (away == nullptr) return exchange_.sum_tied();
+  away->read(0);
+  exchange_.sum_tied();
+  update_->measure(0);
+  away->write(0);
+}
+
 void Executor::run(const Action& action, MicroBatchSource& source) {
   if (transfer_of(action.kind)) return transfer(action);
   if (copies_record(action.kind)) return resources_.offloads->play(action, program_.record(action, resources_.arenas));
@@ -233,7 +243,7 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
         resources_.groups->lane(LaneKind::weights).wait((*resources_.gathers)[static_cast<size_t>(part.unit)]);
       });
     case ActionKind::sum_tied:
-      return exchange_.sum_tied();
+      return sum_tied();
     case ActionKind::norm:
       if (resources_.away_gradients != nullptr) resources_.away_gradients->finish();
       return update_->norm();

@@ -115,6 +115,7 @@ class Executor {
   void sum(const Action& action);
   void await_gradients(const Part& part, int32_t micro_batch);
   void keep_gradients(const Part& part, int32_t micro_batch);
+  void sum_tied();
   // Begins a transfer between stages or waits for its end.
   void transfer(const Action& action);
 

@@ -33,7 +33,7 @@ struct StepChoices {
   // Place of weights that the ZeRO stage does not cut. REQUIRES: resident, or one data rank; or disk, with ZeRO 3 or
   // one data rank and all optimizer state on disk.
   Residency weights = Residency::resident;
-  bool gradients_on_disk = false;  // REQUIRES: all optimizer state is; one data rank or ZeRO 2 and 3; one stage; f32
+  bool gradients_on_disk = false;  // REQUIRES: all optimizer state is; one data rank or ZeRO 2 and 3; f32
   // Updates run on the host, where the weights that they write and all that only they read lie. REQUIRES: the ops run
   // in host memory, too; fp32, or bf16 with masters; no qk_clip.
   bool updates_on_host = false;

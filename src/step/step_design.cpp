@@ -1,8 +1,12 @@
 #include "step/step_design.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
+#include <vector>
 
+#include "base/error.h"
+#include "base/kinds.h"
 #include "config/parallelism.h"
 #include "model/micro_batch.h"
 #include "ops/plan/plan_backend.h"
@@ -286,6 +290,29 @@ std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& sha
   return std::make_unique<Model>(shape, design.spec, design.shards, design.layout, axes, backend);
 }
 
+namespace {
+
+// THROWS Error(usage) if gradients of two micro-batches of a unit are in buckets at the same time, while each bucket
+// begins with the sum of the micro-batches before.
+void check_sums_on_disk(const StepDesign& design) {
+  if (!design.sharding.buckets_hold_sums()) return;
+  std::vector<int32_t> ends(design.spec.units.size(), -1);
+  for (const Buffer& buffer : design.training->schedule.buffers) {
+    if (buffer.kind != BufferKind::whole_gradients) continue;
+    int32_t& end = ends[static_cast<size_t>(buffer.unit)];
+    if (buffer.first < end)
+      throw Error(
+          ExitCode::usage,
+          "memory.offload_gradients = \"disk\": cannot be combined with parallel.pipeline_schedule = \"{}\" and "
+          "one data rank, as gradients of two micro-batches of a layer are computed at the same time (try "
+          "\"1f1b\")",
+          pipeline_order_names[static_cast<size_t>(design.config.parallel.pipeline_schedule)]);
+    end = std::max(end, buffer.last);
+  }
+}
+
+}  // namespace
+
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
                        const std::shared_ptr<const Program>& like) {
   const Stages stages = make_stages(config, groups.stage(), config.batch.accumulation, choices.backward_recomputes);
@@ -314,6 +341,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
     if (compresses && start > 0) add("warm-up", 0, false);
     add("main", compresses ? start : 0, compresses);
     design.training = design.programs.back().program;
+    check_sums_on_disk(design);
   }
   {
     const Model model = planned_model(design, design.evaluation_shape, backend);
