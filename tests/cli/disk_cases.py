@@ -43,6 +43,7 @@ class Disk(CheckpointCase):
         on_disk = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *self.on_disk()))
         self.assertGreaterEqual(on_disk["disk_moments_bytes"], usual["moments_bytes"])
         self.assertNotIn("disk_moments_bytes", usual)
+        self.assertEqual(on_disk["snapshot_bytes"], 4 << 20, "the buffer of a checkpoint's file")
         self.assertIn("moments on disk", self.succeed("train", self.config, "--dry-run", *self.on_disk()))
         both = self.on_disk("memory.offload_parameters=disk", "memory.offload_gradients=disk")
         all_there = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *both))
