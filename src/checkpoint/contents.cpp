@@ -170,7 +170,8 @@ uint32_t write_slice(const Slice& slice, SafetensorsWriter& writer) {
   return crc;
 }
 
-FileRecord write_file(const fs::path& folder, const std::string& name, std::span<const Slice> slices) {
+// Begins a file whose header names the slices.
+SafetensorsWriter begin_file(const fs::path& path, std::span<const Slice> slices) {
   std::vector<SafetensorsTensor> tensors;
   SafetensorsMetadata metadata;
   for (const Slice& slice : slices) {
@@ -181,10 +182,14 @@ FileRecord write_file(const fs::path& folder, const std::string& name, std::span
       throw Error(ExitCode::checkpoint, "a tensor's name is not valid UTF-8");
     }
   }
+  return SafetensorsWriter(path, tensors, metadata);
+}
+
+FileRecord write_file(const fs::path& folder, const std::string& name, std::span<const Slice> slices) {
   FileRecord record;
   record.name = name;
-  SafetensorsWriter writer(folder / name, tensors, metadata);
-  for (size_t i = 0; i < slices.size(); ++i) record.slices_crc32c[tensors[i].name] = write_slice(slices[i], writer);
+  SafetensorsWriter writer = begin_file(folder / name, slices);
+  for (const Slice& slice : slices) record.slices_crc32c[slice_key(slice)] = write_slice(slice, writer);
   writer.finish();
   record.bytes = writer.file_bytes();
   record.header_crc32c = writer.header_crc32c();

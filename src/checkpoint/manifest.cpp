@@ -265,7 +265,10 @@ std::vector<FileRecord> parse_file_records(const std::string& text) {
   }
 }
 
-std::string format_manifest(const StoredManifest& stored) {
+namespace {
+
+// Returns the manifest without its tail, as JSON.
+ordered_json manifest_object(const StoredManifest& stored) {
   const Manifest& manifest = stored.manifest;
   const RunProgress& progress = manifest.progress;
   ordered_json root = {{"format", manifest_format},
@@ -291,9 +294,15 @@ std::string format_manifest(const StoredManifest& stored) {
   root["tensors"] = stored.num_tensors;
   root["files"] = ordered_json::array();
   for (const FileRecord& file : stored.files) root["files"].push_back(file_object(file));
+  return root;
+}
+
+}  // namespace
+
+std::string format_manifest(const StoredManifest& stored) {
   std::string text;
   try {
-    text = json_text(root, 2);
+    text = json_text(manifest_object(stored), 2);
   } catch (const json::exception&) {
     throw Error(ExitCode::checkpoint, "cannot write a manifest: the config or a name in it is not valid UTF-8");
   }

@@ -54,23 +54,40 @@ std::optional<int64_t> tensor_bytes(const SafetensorsTensor& tensor) {
   return bytes;
 }
 
-// Returns the header's text without padding.
+// Returns the header's text without padding: JSON whose keys are in the order of their bytes. Its values are made one
+// by one, as all of them together would take several times the memory of the text.
 std::string header_text(const std::vector<SafetensorsTensor>& tensors, const SafetensorsMetadata& metadata,
                         int64_t& data_bytes) {
-  json header = json::object();
-  if (!metadata.empty()) header[metadata_key] = metadata;
+  std::map<std::string_view, std::pair<const SafetensorsTensor*, int64_t>> values;  // null: the metadata
+  if (!metadata.empty()) values[metadata_key] = {nullptr, 0};
   data_bytes = 0;
   for (const SafetensorsTensor& tensor : tensors) {
     const auto bytes = tensor_bytes(tensor);
     if (!bytes) fault("tensor \"{}\" of shape {} is too large", tensor.name, format_shape(tensor.shape));
-    if (tensor.name == metadata_key || header.contains(tensor.name)) fault("two tensors \"{}\"", tensor.name);
-    header[tensor.name] = {{"dtype", format_dtype(tensor.dtype)},
-                           {"shape", tensor.shape},
-                           {"data_offsets", {data_bytes, data_bytes + *bytes}}};
+    if (tensor.name == metadata_key || !values.try_emplace(tensor.name, &tensor, data_bytes).second)
+      fault("two tensors \"{}\"", tensor.name);
     data_bytes += *bytes;
   }
   try {
-    return json_text(header);
+    std::string text;
+    // The first turn finds the text's size, so that the second does not move it while it grows.
+    for (const bool counts : {true, false}) {
+      size_t size = 0;
+      for (const auto& [name, value] : values) {
+        const auto [tensor, begin] = value;
+        const json entry = tensor == nullptr ? json(metadata)
+                                             : json{{"dtype", format_dtype(tensor->dtype)},
+                                                    {"shape", tensor->shape},
+                                                    {"data_offsets", {begin, begin + *tensor_bytes(*tensor)}}};
+        const std::string member = (size > 0 ? "," : "{") + json_text(json(name)) + ":" + json_text(entry);
+        size += member.size();
+        if (!counts) text += member;
+      }
+      constexpr size_t most_at_end = 1 + header_alignment;
+      if (counts) text.reserve(size + most_at_end);
+    }
+    text += text.empty() ? "{}" : "}";
+    return text;
   } catch (const json::exception&) {
     fault("a tensor's name is not valid UTF-8");
   }

@@ -134,17 +134,13 @@ class MemoryRules : Rules {
     if (!sound({path})) return;
     check_place(path, config_.memory.offload_gradients);
     check_share(path);
-    if (sound({"parallel.pipeline"}) && config_.parallel.pipeline > 1)
-      fault(path, "cannot be combined with parallel.pipeline, whose stages begin a micro-batch before they end another",
-            "\"none\"");
     if (sound({"precision.gradients"}) && config_.precision.gradients != DType::f32)
       fault(path, "cannot be combined with precision.gradients = \"bf16\", which keeps them in memory", "\"none\"");
     if (sound({"comm.compression"}) && config_.comm.compression.is_on())
       fault(path, "cannot be combined with comm.compression, whose errors lie in memory", "\"none\"");
-    const OptimizerKind type = config_.optimizer.type;
-    if (sound({"optimizer.type"}) &&
-        (type == OptimizerKind::lamb || type == OptimizerKind::lars || type == OptimizerKind::adafactor))
-      fault(path, "cannot be combined with this optimizer.type, which reads gradients twice in an update", "\"none\"");
+    if (sound({"optimizer.type"}) && config_.optimizer.type == OptimizerKind::adafactor)
+      fault(path, "cannot be combined with optimizer.type = \"adafactor\", which replaces the gradients of all layers",
+            "\"none\"");
   }
 };
 

@@ -110,11 +110,16 @@ void StepAgreement::measure(int64_t unit) {
 
 void StepAgreement::agree() {
   const Matrix partials(tables_.partials, DType::f64, 1, num_tensors_);
-  if (!context_.parameters.sharding().gradients_away)
+  if (context_.parameters.sharding().gradients_away) {
+    // Units of other stages still have the sums of the last step.
+    for (int64_t unit = 0; unit < context_.parameters.num_parameter_units(); ++unit)
+      if (context_.parameters.layout().units[static_cast<size_t>(unit)].elements == 0) measure(unit);
+  } else {
     context_.backend.run(SquaredNorm{.segments = tables_.segments,
                                      .num_segments = num_segments_,
                                      .gradients = context_.parameters.summed_gradients(),
                                      .partials = partials});
+  }
   const bool is_void = is_void_ && is_void_();
   if (is_void) {
     constexpr double not_finite = std::numeric_limits<double>::quiet_NaN();

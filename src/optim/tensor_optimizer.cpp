@@ -91,7 +91,7 @@ void TensorSums::measure(const std::function<void(const ElementUpdate&, int64_t,
   std::fill(none.columns.begin(), none.columns.end(), nothing);
   run(none, 0, sums_);
   for (const Part& part : parts_) {
-    if (context_.away != nullptr) context_.away->fetch(part.unit);
+    if (context_.away != nullptr) context_.away->fetch_with_gradients(part.unit);
     const int64_t first = part.first - parameters.update_range(part.unit).first, elements = part.end - part.first;
     ElementUpdate operands = unit_operands(context_, part.unit, first, elements);
     if (part.masters_of_norms_only) {

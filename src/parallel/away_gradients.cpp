@@ -48,7 +48,6 @@ void AwayGradients::await_slot(int64_t unit) {
   writes_ = std::move(others);
 }
 
-// Reads the sum of earlier micro-batches into the unit's slot.
 void AwayGradients::read(int64_t unit) {
   await_slot(unit);
   EventLog* const log = groups_.log();

@@ -27,12 +27,14 @@ class AwayGradients {
   AwayGradients(const AwayGradients&) = delete;
   AwayGradients& operator=(const AwayGradients&) = delete;
 
+  // Reads the sum of earlier micro-batches into the unit's slot.
+  void read(int64_t unit);
   // Fills a unit's bucket with the sum of earlier micro-batches. REQUIRES: Sharding::buckets_hold_sums.
   void load(int64_t unit, std::byte* bucket);
   // Puts the rank's piece of a bucket into the unit's slot; with ZeRO 2 and 3 added to the sum of earlier
   // micro-batches.
   void take(int64_t unit, const std::byte* bucket, int64_t micro_batch);
-  // Begins to write the unit's slot, which `take` has filled.
+  // Begins to write the unit's slot, which `take` or `read` has filled.
   void write(int64_t unit);
   // Waits until all are written. Call before updates read them.
   void finish();
@@ -45,7 +47,6 @@ class AwayGradients {
     int64_t event;
   };
   bool is_on_gpu() const { return backend_.target().kind == Target::Kind::gpu; }
-  void read(int64_t unit);
   void await_slot(int64_t unit);
   void end(const Write& write);
 

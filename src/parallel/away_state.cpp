@@ -63,7 +63,23 @@ void AwayState::fetch(int64_t unit) {
   fetched_ = unit;
 }
 
+void AwayState::fetch_with_gradients(int64_t unit) {
+  fetch(unit);
+  const int64_t bytes = parameters_.state_layout().part_bytes(AwayPart::gradients, unit);
+  if (bytes == 0 || std::exchange(has_gradients_, true)) return;
+  Event event = disk_event(false, bytes);
+  event.beside_ops = false;
+  if (files_ != nullptr) {
+    event.start_seconds = steady_seconds();
+    files_->read(stored_piece(parameters_, AwayPart::gradients, unit), parameters_.landing(unit, AwayPart::gradients));
+    event.end_seconds = steady_seconds();
+  }
+  EventLog* const log = groups_.log();
+  if (log != nullptr && log->on()) log->add(std::move(event));
+}
+
 void AwayState::release() {
+  has_gradients_ = false;
   const int64_t unit = std::exchange(fetched_, -1);
   if (std::exchange(changed_, false)) move(unit, true);
 }

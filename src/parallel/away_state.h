@@ -38,6 +38,8 @@ class AwayState {
   // Brings the unit's state to its landing place, after writing back the one before it if that was changed; no effect
   // if the unit is at home.
   void fetch(int64_t unit);
+  // Also brings the unit's summed gradients to their landing place, if they are away.
+  void fetch_with_gradients(int64_t unit);
   // Says that the caller changes the state of the unit that was fetched.
   void change() { changed_ = true; }
   // Writes the fetched unit back if it was changed, and forgets it. Call before updates.
@@ -60,6 +62,7 @@ class AwayState {
   std::vector<int64_t> units_;  // units that are away, in the order of their ranges
   int64_t fetched_ = -1;        // unit in the landing area; -1: none
   bool changed_ = false;
+  bool has_gradients_ = false;  // whether the landing area has the gradients of the fetched unit
 };
 
 }  // namespace gptrain::parallel

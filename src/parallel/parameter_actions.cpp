@@ -105,7 +105,7 @@ void ParameterActions::play(const Action& action) {
         resources_.groups->lane(LaneKind::weights).wait((*resources_.gathers)[static_cast<size_t>(part.unit)]);
       });
     case ActionKind::sum_tied:
-      return exchange_.sum_tied();
+      return sum_tied();
     case ActionKind::norm:
       if (resources_.away_gradients != nullptr) resources_.away_gradients->finish();
       return update_->norm();
@@ -153,6 +153,16 @@ void ParameterActions::keep_gradients(const Part& part, int32_t micro_batch) {
   if (resources_.away_gradients == nullptr) return exchange_.keep(part.unit, gradients, micro_batch);
   resources_.away_gradients->take(part.unit, gradients.whole, micro_batch);
   resources_.away_gradients->write(part.unit);
+}
+
+// Adds the gradients of the other stage that has the table.
+void ParameterActions::sum_tied() {
+  AwayGradients* const away = resources_.away_gradients;
+  if (away == nullptr) return exchange_.sum_tied();
+  away->read(0);
+  exchange_.sum_tied();
+  update_->measure(0);
+  away->write(0);
 }
 
 void ParameterActions::sum(const Action& action) {

@@ -81,6 +81,10 @@ void copy_norms(const ParameterStore& parameters, int64_t unit, Backend& backend
 // alike.
 void ParameterExchange::sum_tied() {
   const UpdateRange held = parameters_.update_range(0);
+  // A sum that is away has come to its slot.
+  std::byte* const gradients = parameters_.sharding().gradients_away
+                                   ? static_cast<std::byte*>(parameters_.gradients_piece(0).data)
+                                   : held.gradients;
   Lane& lane = groups_.lane(LaneKind::gradients);
   const UnitRange& range = parameters_.layout().units[0];
   for (const Reduction& sum : range.reductions) {
@@ -90,7 +94,7 @@ void ParameterExchange::sum_tied() {
     if (first < end) {
       const DType dtype = parameters_.sharding().gradients;
       lane.all_reduce(groups_.group(LaneKind::gradients, kind_of(sum.group, range)),
-                      held.gradients + (first - held.first) * dtype_bytes(dtype), end - first, dtype);
+                      gradients + (first - held.first) * dtype_bytes(dtype), end - first, dtype);
     }
   }
   lane.wait_all();

@@ -53,6 +53,7 @@ class ParameterExchange {
   // Ends the step's sums of a unit (GradientReducer::end_step).
   void end_step(int64_t unit) { reducer(unit).end_step(unit); }
   // Sums the gradients of a tied table over the first and the last stage, and waits. Collective over the group `tied`.
+  // REQUIRES: a sum that is away is in its slot.
   void sum_tied();
 
  private:

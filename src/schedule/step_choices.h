@@ -34,7 +34,7 @@ struct StepChoices {
   // one data rank and all optimizer state away: the weights then lie beside it.
   Residency weights = Residency::resident;
   // Sums of gradients lie beside the optimizer's state. REQUIRES: all of that is away; one data rank or ZeRO 2 and 3;
-  // one stage; f32.
+  // f32.
   bool gradients_on_disk = false;
   // Updates run on the host, where the weights that they write and all that only they read lie. REQUIRES: the ops run
   // in host memory, too; fp32, or bf16 with masters; no qk_clip.

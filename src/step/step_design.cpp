@@ -1,8 +1,12 @@
 #include "step/step_design.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <utility>
+#include <vector>
 
+#include "base/error.h"
+#include "base/kinds.h"
 #include "config/parallelism.h"
 #include "model/micro_batch.h"
 #include "ops/plan/plan_backend.h"
@@ -11,6 +15,7 @@
 #include "parallel/accumulated_gradients.h"
 #include "parallel/make_stages.h"
 #include "parallel/micro_batch_uploads.h"
+#include "step/save_buffer.h"
 #include "step/step_readback.h"
 
 namespace gptrain::inline step {
@@ -303,6 +308,29 @@ MemoryPlace place_of_updates(const StepChoices& choices, const Target& target) {
   return choices.keeps_state_away() ? host_place(target) : MemoryPlace::device;
 }
 
+namespace {
+
+// THROWS Error(usage) if gradients of two micro-batches of a unit are in buckets at the same time, while each bucket
+// begins with the sum of the micro-batches before.
+void check_sums_on_disk(const StepDesign& design) {
+  if (!design.sharding.buckets_hold_sums()) return;
+  std::vector<int32_t> ends(design.spec.units.size(), -1);
+  for (const Buffer& buffer : design.training->schedule.buffers) {
+    if (buffer.kind != BufferKind::whole_gradients) continue;
+    int32_t& end = ends[static_cast<size_t>(buffer.unit)];
+    if (buffer.first < end)
+      throw Error(
+          ExitCode::usage,
+          "memory.offload_gradients = \"disk\": cannot be combined with parallel.pipeline_schedule = \"{}\" and "
+          "one data rank, as gradients of two micro-batches of a layer are computed at the same time (try "
+          "\"1f1b\")",
+          pipeline_order_names[static_cast<size_t>(design.config.parallel.pipeline_schedule)]);
+    end = std::max(end, buffer.last);
+  }
+}
+
+}  // namespace
+
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
                        const std::shared_ptr<const Program>& like) {
   const Stages stages = make_stages(config, groups.stage(), config.batch.accumulation, choices.backward_recomputes);
@@ -331,6 +359,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
     if (compresses && start > 0) add("warm-up", 0, false);
     add("main", compresses ? start : 0, compresses);
     design.training = design.programs.back().program;
+    check_sums_on_disk(design);
   }
   {
     const Model model = planned_model(design, design.evaluation_shape, backend);
@@ -375,7 +404,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   if (config.checkpoint.keeps_snapshot())
     design.snapshot_bytes = store.snapshot_bytes() +
                             (design.keeps_residuals() ? design.messages.snapshot_bytes(groups.data_rank() == 0) : 0);
-  design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] = design.snapshot_bytes;
+  design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] =
+      design.snapshot_bytes + save_buffer_bytes(design.choices);
   store.state_layout().add_away(design.memory.outside);
   memory += design.memory.outside;
   return design;

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "optim/types.h"
+#include "step/save_buffer.h"
 
 namespace gptrain::inline step {
 
@@ -162,7 +163,8 @@ MemoryPlan StepParts::taken() const {
       if (arenas[place][c]) bytes[c] += arenas[place][c]->bytes();
   }
   parameters->state_layout().add_away(taken);
-  if (snapshot) taken.on(host_place(backend.target()))[static_cast<size_t>(MemoryClass::snapshot)] += snapshot->bytes();
+  taken.on(host_place(backend.target()))[static_cast<size_t>(MemoryClass::snapshot)] +=
+      (snapshot ? snapshot->bytes() : 0) + save_buffer_bytes(design->choices);
   return taken;
 }
 

@@ -4,11 +4,13 @@
 #include <atomic>
 #include <fmt/format.h>
 #include <limits>
+#include <malloc.h>
 #include <map>
 #include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "base/output.h"
@@ -105,6 +107,14 @@ bool leaves_node(const ParallelConfig& parallel, const World& world) {
   return false;
 }
 
+// Gives free memory of the heap back to the system, now and whenever a large piece is freed: a plan does not count it,
+// and a run whose state is on disk plans little beside.
+void return_freed_memory() {
+  constexpr int large_piece_bytes = 128 << 10;
+  mallopt(M_MMAP_THRESHOLD, large_piece_bytes);
+  malloc_trim(0);
+}
+
 // Runs one rank from the creation of its groups to the end.
 ExitCode run_rank(RunConfig config, const TrainOptions& options, const StopSignals& signals, World& world) {
   world.activity().set_phase("set-up");
@@ -130,6 +140,8 @@ ExitCode run_rank(RunConfig config, const TrainOptions& options, const StopSigna
     require_file_size(std::min(plan.written_bytes, usual_part_bytes));
   });
   refuse_shortage(config, share, plan.memory().arenas, all, world);
+  std::shared_ptr<const StepDesign> design = std::exchange(plan, {}).design;
+  if (config.memory.uses_disk()) return_freed_memory();
   std::optional<StepProfiler> profiler;
   if (options.profile_step) profiler.emplace(*device.backend, groups);
   Backend& backend = profiler ? profiler->backend() : *device.backend;
@@ -139,7 +151,7 @@ ExitCode run_rank(RunConfig config, const TrainOptions& options, const StopSigna
                            .world = world,
                            .threads = threads,
                            .profiler = profiler ? &*profiler : nullptr};
-  return run_training_loop(context, options, signals, plan.design);
+  return run_training_loop(context, options, signals, std::move(design));
 }
 
 // Returns the settings that all ranks must share: the config, and the options of the command that change the work.

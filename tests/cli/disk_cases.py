@@ -43,6 +43,7 @@ class Disk(CheckpointCase):
         on_disk = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *self.on_disk()))
         self.assertGreaterEqual(on_disk["disk_moments_bytes"], usual["moments_bytes"])
         self.assertNotIn("disk_moments_bytes", usual)
+        self.assertEqual(on_disk["snapshot_bytes"], 4 << 20, "the buffer of a checkpoint's file")
         self.assertIn("moments on disk", self.succeed("train", self.config, "--dry-run", *self.on_disk()))
         both = self.on_disk("memory.offload_parameters=disk", "memory.offload_gradients=disk")
         all_there = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *both))
@@ -89,6 +90,11 @@ class Disk(CheckpointCase):
             self.refuse(USAGE, [f"memory.offload_{key} = \"disk\": needs parallel.zero = ", "with 2 data ranks"],
                         "train", self.config, *self.on_disk(f"memory.offload_{key}=disk", "run.out=new"), "--ranks", 2,
                         "--dry-run")
+        self.refuse(USAGE, ["zero-bubble-v", "gradients of two micro-batches of a layer", "try \"1f1b\""], "train",
+                    self.config, "--ranks", 2, "--dry-run", *overrides("parallel.pipeline=2", "model.tied_head=true",
+                                                                       "parallel.pipeline_schedule=zero-bubble-v",
+                                                                       "model.num_layers=4"),
+                    *self.on_disk("memory.offload_gradients=disk", "run.out=new"))
         self.refuse(USAGE, ["checkpoint.asynchronous = true: must be false with memory.offload_optimizer"],
                     "config", "check", self.config, *self.on_disk("checkpoint.asynchronous=true"))
         self.refuse(USAGE, ["memory.offload_optimizer", "muon"], "config", "check", self.config,

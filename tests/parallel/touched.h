@@ -67,8 +67,9 @@ inline void check_touched(RankContext& rank, const RunConfig& config, const Pois
     const int64_t touched = backend.touched_bytes(*arenas[i]);
     if (c == MemoryClass::gradients && !rank.step.design().sharding.gradients_away) {
       CHECK(touched >= end_of_gradients(rank.step, *arenas[i]));
-    } else if (c == MemoryClass::optimizer && rank.step.design().sharding.gradients_away) {
-      CHECK(touched > planned - unit_padding);  // gradients land in it, with the padding behind a unit's last tensor
+    } else if ((c == MemoryClass::optimizer || c == MemoryClass::gradients) &&
+               rank.step.design().sharding.gradients_away) {
+      CHECK(touched > planned - unit_padding);  // has gradients, with the padding behind a unit's last tensor
     } else if (c == MemoryClass::buckets && rank.step.design().messages.num_residuals > 0) {
       CHECK(touched <= planned);  // messages of the pieces have the room of the longest
     } else if (c == MemoryClass::buckets) {

@@ -1,0 +1,17 @@
+// The memory of a save, where the plan counts it.
+#pragma once
+
+#include <cstdint>
+
+#include "checkpoint/files.h"
+#include "schedule/step_choices.h"
+
+namespace gptrain::inline step {
+
+// Returns the bytes of the buffer through which a save writes a large file. Counted for state on disk only, beside
+// which little else is in memory.
+inline int64_t save_buffer_bytes(const StepChoices& choices) {
+  return choices.keeps_state_on_disk() ? SyncedFile::direct_buffer_bytes : 0;
+}
+
+}  // namespace gptrain::step
