@@ -193,12 +193,6 @@ struct KeyTiles {
     return result;
   }
 
-  // RETURNS seen(token).picked of the query at a place of a class. REQUIRES: picked_queries.
-  [[gnu::always_inline]] constexpr PlaceRange seen_in_class(int token, int place_in_class) const {
-    const int start = document_start(token);
-    return seen_of_class(token - place_in_class * width, place_in_class, start > global ? start : global);
-  }
-
   // RETURNS the keys that a tile of queries sees, as runs of tiles. Every tile of the runs has a key that one of
   // the queries sees, except with documents, and with global tokens if queries are picked.
   [[gnu::always_inline]] constexpr KeyRuns runs(int query_tile) const {
@@ -289,13 +283,10 @@ struct KeyTiles {
   // RETURNS the picked keys that a query sees, from token `start` on.
   [[gnu::always_inline]] constexpr PlaceRange seen_picked(int query, int start) const {
     if (kind == AttentionKind::fixed) return {columns_before(start), query / width * columns};
-    return seen_of_class(query % width, query / width, start);
-  }
-  [[gnu::always_inline]] constexpr PlaceRange seen_of_class(int remainder, int place_in_class, int start) const {
-    const int first = remainder * class_places;
+    const int remainder = query % width, first = remainder * class_places;
     const int skipped = start > remainder ? (start - remainder + width - 1) / width : 0;
     return {first + smaller_of(skipped, class_places),
-            first + place_in_class + (kind == AttentionKind::columns ? 1 : 0)};
+            first + query / width + (kind == AttentionKind::columns ? 1 : 0)};
   }
 
   // RETURNS the places of a tile of queries, but not its first or last place if that holds no token. Places that hold
@@ -344,8 +335,6 @@ class PickedPlace {
 
   // RETURNS KeyTiles::picked_token of the place.
   [[gnu::always_inline]] constexpr int token() const { return token_; }
-  // RETURNS the place among the columns of a block, or in a class.
-  [[gnu::always_inline]] constexpr int place_in_run() const { return place_in_run_; }
   [[gnu::always_inline]] constexpr void advance() {
     token_ += step_;
     if (++place_in_run_ < run_) return;

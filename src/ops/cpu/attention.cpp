@@ -63,13 +63,12 @@ template <typename Op>
 PickedBlocks picked_blocks(const Op& op, bool one_head) {
   const KeyTiles<true> pass = tiles_of(op).pass(0);
   if (!pass.picked_queries) return {};
-  constexpr int64_t wanted_tiles = 4, wanted_heads = 2;  // two heads' rows are read as fast as longer ones
+  constexpr int64_t wanted_tiles = 8;  // of all heads of a block: their buffers stay in the second-level cache
   PickedBlocks blocks;
   blocks.all_tiles = pass.num_query_tiles();
   blocks.sharing = op.num_heads / op.num_kv_heads;
   blocks.heads_apart = blocks.sharing > 1 ? blocks.sharing : op.num_heads;
-  blocks.heads = std::min<int64_t>(blocks.heads_apart, blocks.sharing > 1 ? max_picked_heads : wanted_heads);
-  if (one_head) blocks.heads = 1;
+  blocks.heads = one_head ? 1 : std::min<int64_t>(blocks.heads_apart, max_picked_heads);
   blocks.kv_heads = blocks.sharing > 1 ? 1 : blocks.heads;
   const int least = pass.class_places / std::gcd(pass.class_places, attention_tile);
   const int64_t fitting = std::max<int64_t>(1, wanted_tiles / (least * blocks.heads));

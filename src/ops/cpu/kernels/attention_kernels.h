@@ -159,7 +159,9 @@ struct TileMask {
     const auto relative = [&](const PlaceRange& range) {
       return PlaceRange{range.first - first_key, range.end - first_key};
     };
-    if (tile.tiles.picked_queries && !tile.tiles.natural_keys) return find_picked_rows(tile);
+    const KeyTiles<true>& tiles = tile.tiles;
+    if (tiles.picked_queries && tile.key.picked && tiles.document_starts == nullptr && tiles.global == 0)
+      return find_picked_rows(tile);
     const PlacedTokens tokens(tile.tiles, tile.tiles.picked_queries, tile.first_query(), tile.queries);
     for (int64_t row = 0; row < tile.queries; ++row) {
       front[row] = back[row] = {};
@@ -169,15 +171,16 @@ struct TileMask {
       back[row] = relative(tile.key.picked ? seen.picked : seen.local);
     }
   }
-  // Does so without divisions.
+  // Does so without documents and global tokens: a picked query sees its class up to itself, or to the place before it.
   void find_picked_rows(const ScoreTile& tile) {
-    const int first_key = tile.key.first();
+    const int own = tile.tiles.kind == AttentionKind::columns ? 1 : 0;
+    const int first = static_cast<int>(tile.first_query()) - tile.key.first();
     PickedPlace at(tile.tiles, static_cast<int>(tile.first_query()));
-    for (int64_t row = 0; row < tile.queries; ++row, at.advance()) {
-      front[row] = back[row] = {};
-      if (at.token() >= tile.tiles.tokens) continue;
-      const PlaceRange seen = tile.tiles.seen_in_class(at.token(), at.place_in_run());
-      front[row] = back[row] = {seen.first - first_key, seen.end - first_key};
+    int in_class = static_cast<int>(tile.first_query()) % tile.tiles.class_places;
+    for (int row = 0; row < tile.queries; ++row, at.advance()) {
+      const bool empty = at.token() >= tile.tiles.tokens;
+      front[row] = back[row] = empty ? PlaceRange{} : PlaceRange{first + row - in_class, first + row + own};
+      if (++in_class == tile.tiles.class_places) in_class = 0;
     }
   }
   // RETURNS the strips of keys that a range touches.

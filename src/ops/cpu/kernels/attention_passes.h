@@ -11,19 +11,24 @@
 namespace gptrain::inline ops {
 namespace {
 
+// RETURNS the classes of a block.
+inline int num_classes(const KeyTiles<true>& tiles, const PlaceRange& block) {
+  const int end = block.end * attention_tile;
+  const int places = (end < tiles.num_picked() ? end : tiles.num_picked()) - block.first * attention_tile;
+  return places / tiles.class_places;
+}
+
 // Calls f(place, token) for the places of a block, counted from its first: the first place of every class, then the
 // second ones and so on, whose tokens are neighbours. A token past the last: the place is empty.
 template <typename F>
 void each_picked(const KeyTiles<true>& tiles, const PlaceRange& block, const F& f) {
-  const int first = block.first * attention_tile, end = block.end * attention_tile;
-  const int places = (end < tiles.num_picked() ? end : tiles.num_picked()) - first;
-  const int first_class = first / tiles.class_places, classes = places / tiles.class_places;
+  const int first_class = block.first * attention_tile / tiles.class_places, classes = num_classes(tiles, block);
   for (int i = 0; i < tiles.class_places; ++i) {
     for (int c = 0; c < classes; ++c) f(c * tiles.class_places + i, first_class + c + i * tiles.width);
   }
 }
 
-// An operand or result of one head, by token, and the packed tiles of a block.
+// An operand or result of one head, by token, and the packed tiles of a block; nullptr: it is read elsewhere.
 struct PickedRows {
   void* rows;
   int64_t stride;
@@ -32,7 +37,7 @@ struct PickedRows {
 
 // Several of them, in the order of memory.
 struct PickedOperands {
-  PickedRows at[4 * max_picked_heads];
+  PickedRows at[5 * max_picked_heads];
   int count = 0;
 
   void add(const void* rows, int64_t stride, Unit* packed) { at[count++] = {const_cast<void*>(rows), stride, packed}; }
@@ -44,14 +49,29 @@ int64_t packed_row(int place, const Packing<pairs>& packing) {
   return place / attention_tile * packing.tile + place % attention_tile * packing.row_units;
 }
 
+// Begins to read rows of a token. Into the second-level cache: in the first, rows so far apart displace each other.
+template <typename T>
+void fetch_rows(const PickedOperands& operands, int64_t token, int64_t head_size) {
+  const int64_t bytes = head_size * static_cast<int64_t>(sizeof(T));
+  for (int i = 0; i < operands.count; ++i) {
+    const auto* const row = static_cast<const T*>(operands.at[i].rows) + token * operands.at[i].stride;
+    for (int64_t at = 0; at < bytes; at += 64) __builtin_prefetch(reinterpret_cast<const std::byte*>(row) + at, 0, 2);
+  }
+}
+
 // Packs rows of a block. Calls also(place, token), too.
 template <typename T, bool pairs, typename F>
 void pack_picked(const KeyTiles<true>& tiles, const PlaceRange& block, const Packing<pairs>& packing,
                  const PickedOperands& operands, const F& also) {
+  constexpr int tokens_ahead = 8;
+  const int classes = num_classes(tiles, block);
+  const int64_t ahead = int64_t{tiles.width} * ((tokens_ahead + classes - 1) / classes);
   each_picked(tiles, block, [&](int place, int token) {
+    if (token + ahead < tiles.tokens) fetch_rows<T>(operands, token + ahead, packing.head_size);
     const int64_t to = packed_row(place, packing);
     for (int i = 0; i < operands.count; ++i) {
       const PickedRows& rows = operands.at[i];
+      if (rows.packed == nullptr) continue;
       if (token < tiles.tokens) {
         pack_row<pairs>(rows.packed + to, packing.row_units, static_cast<const T*>(rows.rows) + token * rows.stride,
                         packing.head_size);
@@ -63,6 +83,7 @@ void pack_picked(const KeyTiles<true>& tiles, const PlaceRange& block, const Pac
   });
   const int unfilled = block.end * attention_tile - tiles.num_picked();
   for (int i = 0; i < operands.count && unfilled > 0; ++i) {
+    if (operands.at[i].packed == nullptr) continue;
     std::memset(operands.at[i].packed + packed_row(block.size() * attention_tile - unfilled, packing), 0,
                 static_cast<size_t>(unfilled * packing.row_units * 4));
   }
@@ -178,7 +199,10 @@ void prepare_picked(const PickedHeads& heads, const KeyTiles<true>& tiles, const
   for (int i = 0; packs_keys && i < heads.count; ++i) {
     if (heads.begins_keys(i)) operands.add(heads.at[i].v, heads.at[i].v_stride, of[i].picked_v);
   }
-  for (int i = 0; i < heads.count; ++i) operands.add(heads.at[i].d_o, heads.at[i].d_o_stride, of[i].d_o);
+  for (int i = 0; i < heads.count; ++i) {
+    operands.add(heads.at[i].d_o, heads.at[i].d_o_stride, of[i].d_o);
+    operands.add(heads.at[i].o, heads.at[i].o_stride, nullptr);
+  }
   pack_picked<T>(tiles, block, packing, operands, [&](int place, int token) {
     const bool empty = token >= tiles.tokens;
     for (int i = 0; i < heads.count; ++i) {
