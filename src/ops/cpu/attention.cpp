@@ -31,13 +31,15 @@ int64_t num_keys(const Op& op, const AttentionPart* part) {
   return part != nullptr ? part->keys : op.sequence_length;
 }
 
-// How picked queries are divided: into blocks of tiles that begin with a class, so that their keys are in them, too,
-// and into runs of neighbouring heads. The tiles are the same for any number of heads.
+// The division of picked queries: into blocks of tiles that begin with a class, so that their keys are in them, too,
+// and into runs of neighbouring heads, whose rows are neighbours in memory. A run has heads of one group that shares
+// keys, or of several groups of one head. Tiles do not depend on the number of heads.
 struct PickedBlocks {
-  int tiles = 0, all_tiles = 0;  // of a block, and of a head; 0: no queries are picked
-  int64_t sharing = 1;           // query heads that share keys
-  int64_t heads = 0, kv_heads = 0;  // the most of a run, which has no heads of two groups, or whole groups of one head
-  int64_t heads_apart = 0;       // heads of which each such part of a sequence is divided into runs of its own
+  int tiles = 0;                    // tiles of a block; 0: no queries are picked
+  int all_tiles = 0;                // tiles of a head
+  int64_t sharing = 1;              // query heads that share keys
+  int64_t heads = 0, kv_heads = 0;  // heads of the largest run
+  int64_t heads_apart = 0;          // heads that are divided into runs together: a group, or all of a sequence
 
   int64_t num_blocks() const { return (all_tiles + tiles - 1) / tiles; }
   PlaceRange block(int64_t index) const {
@@ -47,9 +49,7 @@ struct PickedBlocks {
   int64_t runs_per_part() const { return (heads_apart + heads - 1) / heads; }
   // RETURNS the runs in which keys are shared: neighbours.
   int64_t runs_per_group() const { return sharing > 1 ? runs_per_part() : 1; }
-  int64_t num_groups(int64_t num_heads) const {
-    return num_heads / heads_apart * (runs_per_part() / runs_per_group());
-  }
+  int64_t num_groups(int64_t num_heads) const { return num_heads / heads_apart * (runs_per_part() / runs_per_group()); }
   // Calls f(head) for the heads of a run.
   template <typename F>
   void each_head(int64_t run, const F& f) const {
@@ -63,14 +63,17 @@ template <typename Op>
 PickedBlocks picked_blocks(const Op& op, bool one_head) {
   const KeyTiles<true> pass = tiles_of(op).pass(0);
   if (!pass.picked_queries) return {};
-  constexpr int64_t wanted_tiles = 8;  // of all heads of a block: their buffers stay in the second-level cache
+  // Tiles of all heads of a block: buffers of the fewest stay in the second-level cache, and those of the most, which
+  // long classes take, are read often.
+  constexpr int64_t wanted_tiles = 8, most_tiles = 32;
   PickedBlocks blocks;
   blocks.all_tiles = pass.num_query_tiles();
   blocks.sharing = op.num_heads / op.num_kv_heads;
   blocks.heads_apart = blocks.sharing > 1 ? blocks.sharing : op.num_heads;
-  blocks.heads = one_head ? 1 : std::min<int64_t>(blocks.heads_apart, max_picked_heads);
-  blocks.kv_heads = blocks.sharing > 1 ? 1 : blocks.heads;
   const int least = pass.class_places / std::gcd(pass.class_places, attention_tile);
+  const int64_t most_heads = one_head ? 1 : std::clamp<int64_t>(most_tiles / least, 1, max_picked_heads);
+  blocks.heads = std::min(blocks.heads_apart, most_heads);
+  blocks.kv_heads = blocks.sharing > 1 ? 1 : blocks.heads;
   const int64_t fitting = std::max<int64_t>(1, wanted_tiles / (least * blocks.heads));
   blocks.tiles = static_cast<int>(std::min<int64_t>(least * fitting, blocks.all_tiles));
   return blocks;
@@ -306,8 +309,7 @@ void run_block(const AttentionForward& op, const PickedBlocks& blocks, int64_t t
     ++heads.count;
   });
   select_matrix_kernels().picked_forward(heads, op.q.dtype, blocks.block(task / runs % blocks.num_blocks()), buffers);
-  for (int i = 0; op.largest.given() && i < heads.count; ++i)
-    raise(op.largest.as<float>()[first_head + i], largest[i]);
+  for (int i = 0; op.largest.given() && i < heads.count; ++i) raise(op.largest.as<float>()[first_head + i], largest[i]);
 }
 
 // Computes attention over whole sequences, or a part.
@@ -319,9 +321,9 @@ void run_forward(const AttentionForward& op, const AttentionPart* part, const Cp
   const int64_t tiles = all.pass(0).num_query_tiles();
   const int64_t count = carries ? tiles : query_tiles_per_task(op, tiles, context.num_threads);
   const int64_t tasks_per_head = (tiles + count - 1) / count;
-  const int64_t tasks =
-      in_blocks ? op.batch * blocks.num_groups(op.num_heads) * blocks.runs_per_group() * blocks.num_blocks()
-                : heads * tasks_per_head;
+  const int64_t tasks = in_blocks
+                            ? op.batch * blocks.num_groups(op.num_heads) * blocks.runs_per_group() * blocks.num_blocks()
+                            : heads * tasks_per_head;
   const int64_t thread_bytes = cpu_scratch_bytes(op, 1);
 #pragma omp parallel num_threads(context.num_threads)
   {
@@ -385,8 +387,7 @@ void sink_gradients(const AttentionBackward& op, int num_threads) {
   sink_gradients<f16>(op, num_threads);
 }
 
-AttentionHead backward_head_of(const AttentionBackward& op, const AttentionPart* part, int64_t sequence,
-                               int64_t head) {
+AttentionHead backward_head_of(const AttentionBackward& op, const AttentionPart* part, int64_t sequence, int64_t head) {
   const int64_t row = sequence * op.sequence_length, kv_row = sequence * num_keys(op, part);
   const int64_t kv_head = head / (op.num_heads / op.num_kv_heads);
   AttentionHead view = head_of(op, part, sequence, head);

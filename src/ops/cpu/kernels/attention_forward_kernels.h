@@ -77,12 +77,6 @@ void online_softmax(float* scores, Unit* probabilities, const RunningRows& runni
   }
 }
 
-inline float sum_of_lanes(const float* row_sum) {
-  float sum = 0;
-  for (int i = 0; i < lanes; ++i) sum += row_sum[i];
-  return sum;
-}
-
 // Sets the state of a tile's rows: to that of an earlier pass, or to nothing seen but the head's sink.
 inline void begin_rows(const RunningRows& rows, const CarriedSoftmax& carried, bool continues, int64_t first_query,
                        int64_t queries, float sink) {
@@ -100,15 +94,28 @@ inline void begin_rows(const RunningRows& rows, const CarriedSoftmax& carried, b
   }
 }
 
+// sums[row] = the sum over the lanes of each row of a tile.
+inline void sums_of_lanes(float* sums, const float* row_sums) {
+  alignas(64) Unit by_lane[16 * tile_size];
+  transpose(by_lane, tile_size, reinterpret_cast<const Unit*>(row_sums), 16, tile_size, 16);
+  for (int64_t row = 0; row < tile_size; row += lanes) {
+    Vec sum = Vec{};
+    for (int64_t i = 0; i < lanes; ++i) sum += load(by_lane + i * tile_size + row);
+    store(sums + row, sum);
+  }
+}
+
 // Stores the state of a tile's rows for the next pass.
 inline void carry_rows(const RunningRows& rows, const ScoreTile& tile, const CarriedSoftmax& next) {
   const PlacedTokens tokens(tile.tiles, tile.tiles.picked_queries, tile.first_query(), tile.queries);
+  alignas(64) float sums[tile_size];
+  sums_of_lanes(sums, rows.row_sum);
   for (int64_t row = 0; row < tile.queries; ++row) {
     const int64_t token = tokens.at[row];
     if (token >= tile.head.tokens) continue;
     std::memcpy(next.o + token * rows.width, rows.o + row * rows.width, static_cast<size_t>(rows.width * 4));
     next.row_max[token] = rows.row_max[row];
-    next.row_sum[token] = sum_of_lanes(rows.row_sum + row * 16);
+    next.row_sum[token] = sums[row];
   }
 }
 
@@ -116,10 +123,12 @@ inline void carry_rows(const RunningRows& rows, const ScoreTile& tile, const Car
 template <typename T>
 void finish_rows(const RunningRows& rows, const ScoreTile& tile, T* o, int64_t stride) {
   const PlacedTokens tokens(tile.tiles, tile.tiles.picked_queries, tile.first_query(), tile.queries);
+  alignas(64) float sums[tile_size];
+  sums_of_lanes(sums, rows.row_sum);
   for (int64_t row = 0; row < tile.queries; ++row) {
     const int64_t token = tokens.at[row];
     if (token >= tile.head.tokens) continue;
-    const float sum = sum_of_lanes(rows.row_sum + row * 16);
+    const float sum = sums[row];
     const bool saw_key = !tile.head.is_part || sum > 0.0F;
     store_rows(o + row * stride, 0, rows.o + row * rows.width, 0, 1, tile.head.head_size, saw_key ? 1.0F / sum : 0.0F);
     tile.head.lse[token] = saw_key ? rows.row_max[row] + __builtin_logf(sum) : minus_infinity;

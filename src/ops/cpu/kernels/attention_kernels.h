@@ -53,8 +53,8 @@ struct ScoreTile {
 
 // RETURNS a tile of queries of the head's pass with a tile of keys.
 inline ScoreTile query_tile(const AttentionHead& head, int64_t tile, const KeyTile& key) {
-  return {head, head.tiles, static_cast<int>(tile),
-          smaller(tile_size, head.tiles.num_queries() - tile * tile_size), key};
+  return {head, head.tiles, static_cast<int>(tile), smaller(tile_size, head.tiles.num_queries() - tile * tile_size),
+          key};
 }
 
 // factors[c] = 0 if the probability of the query in a row and the tile's key c is dropped, else keep_scale.

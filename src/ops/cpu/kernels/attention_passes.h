@@ -90,10 +90,9 @@ void pack_picked(const KeyTiles<true>& tiles, const PlaceRange& block, const Pac
 }
 
 // Writes a row past the caches if its memory is made of whole lines.
-template <bool streams>
-void write_row(void* to, const void* from, int64_t bytes) {
+inline void write_row(void* to, const void* from, int64_t bytes) {
 #ifdef __AVX512F__
-  if (streams && (reinterpret_cast<uintptr_t>(to) | static_cast<uintptr_t>(bytes)) % 64 == 0) {
+  if ((reinterpret_cast<uintptr_t>(to) | static_cast<uintptr_t>(bytes)) % 64 == 0) {
     for (int64_t i = 0; i < bytes; i += 64) {
       _mm512_stream_si512(reinterpret_cast<__m512i*>(static_cast<std::byte*>(to) + i),
                           _mm512_loadu_si512(static_cast<const std::byte*>(from) + i));
@@ -113,8 +112,7 @@ void store_picked(const KeyTiles<true>& tiles, const PlaceRange& block, const Pa
     if (token >= tiles.tokens) return;
     for (int i = 0; i < results.count; ++i) {
       const PickedRows& rows = results.at[i];
-      write_row<true>(static_cast<T*>(rows.rows) + token * rows.stride, rows.packed + packed_row(place, packing),
-                      bytes);
+      write_row(static_cast<T*>(rows.rows) + token * rows.stride, rows.packed + packed_row(place, packing), bytes);
     }
   });
 #ifdef __AVX512F__
@@ -208,10 +206,10 @@ void prepare_picked(const PickedHeads& heads, const KeyTiles<true>& tiles, const
     for (int i = 0; i < heads.count; ++i) {
       const AttentionHead& head = heads.at[i];
       of[i].lse[place] = empty ? -minus_infinity : head.lse[token];
-      of[i].delta[place] = empty ? 0.0F
-                                 : product_of_rows(static_cast<const T*>(head.o) + token * head.o_stride,
-                                                   static_cast<const T*>(head.d_o) + token * head.d_o_stride,
-                                                   head.head_size);
+      of[i].delta[place] =
+          empty ? 0.0F
+                : product_of_rows(static_cast<const T*>(head.o) + token * head.o_stride,
+                                  static_cast<const T*>(head.d_o) + token * head.d_o_stride, head.head_size);
     }
   });
   for (int i = 0; i < heads.count; ++i) {
@@ -262,7 +260,7 @@ void picked_backward_of(const PickedHeads& heads, const PlaceRange& block, const
   store_picked<T>(tiles, block, packing, results);
 }
 
-// Computes the pass in the natural order. `adds`: to the dq of an earlier pass.
+// Computes the pass in the natural order, and adds the dq of an earlier pass.
 template <typename T, bool pairs>
 void natural_backward(const AttentionHead& head, const KeyTiles<true>& tiles, const GroupSpan& span,
                       const AttentionBackwardBuffers& all) {

@@ -79,7 +79,7 @@ struct AttentionBackwardBuffers {
   Unit *k_rows, *k, *v;                // [tile]
   float *scores, *d_scores;            // [tile_size][tile_size]
   Unit *p_pairs, *ds_pairs, *ds_rows;  // [tile_size][tile_size]
-  bool grouped;                        // several query heads share the keys, which are in one order: dk, dv have each
+  bool grouped;                        // several query heads share the keys, which are in one order
   int block_tiles;                     // tiles of a block of picked queries; 0: no pass has any
   // For patterns of several runs, else nullptr. Sums by token, [tiles of the sequence][tile_size][packed_width]: of dk
   // and dv over orders and query heads (nullptr: there is one of each), and of dq over two passes (nullptr: there is
