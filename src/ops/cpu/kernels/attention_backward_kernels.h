@@ -184,8 +184,7 @@ void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int q
                    bool adds_to_dq, const AttentionBackwardBuffers& buffers) {
   const Packing<pairs> packing(head.head_size);
   const int64_t pairs_offset = pairs ? packing.tile / 2 : 0;  // offset of the rows for sums over the rows
-  const int64_t place =
-      int64_t{query_tile - buffers.query_tiles.first} * tile_size;  // place in the buffers
+  const int64_t place = int64_t{query_tile - buffers.query_tiles.first} * tile_size;  // place in the buffers
   const int64_t queries = smaller(tile_size, tiles.num_queries() - int64_t{query_tile} * tile_size);
   const int64_t rows = round_up(queries, product_rows), key_rows = round_up(of.keys, product_rows);
   const Unit* const q = buffers.q + place * packing.width;
