@@ -90,6 +90,20 @@ const PatternShape shapes[] = {
       .sinks = true,
       .largest = true}},
     {"columns:70", {.batch = 1, .tokens = 150, .heads = 2, .kv_heads = 2, .head_size = 40, .sinks = true}},
+    // Several blocks of picked queries: of classes of two tiles, and of one, with empty places.
+    {"columns:4",
+     {.batch = 1, .tokens = 510, .heads = 3, .kv_heads = 3, .head_size = 32, .documents = Documents::several}},
+    {"columns:8",
+     {.batch = 2,
+      .tokens = 509,
+      .heads = 6,
+      .kv_heads = 1,
+      .head_size = 8,
+      .dropout = 0.1,
+      .sinks = true,
+      .largest = true}},
+    {"columns:8+global:70", {.batch = 1, .tokens = 509, .heads = 3, .kv_heads = 3, .head_size = 16}},
+    {"strided:8", {.batch = 1, .tokens = 509, .heads = 2, .kv_heads = 1, .head_size = 16, .dropout = 0.1}},
 };
 
 // Operands of both ops. Each run has outputs of its own.

@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <omp.h>
 
 #include "ops/cpu/cpu_ops.h"
@@ -30,11 +31,66 @@ int64_t num_keys(const Op& op, const AttentionPart* part) {
   return part != nullptr ? part->keys : op.sequence_length;
 }
 
+// The division of picked queries: into blocks of tiles that begin with a class, so that their keys are in them, too,
+// and into runs of neighbouring heads, whose rows are neighbours in memory. A run has heads of one group that shares
+// keys, or of several groups of one head. Tiles do not depend on the number of heads.
+struct PickedBlocks {
+  int tiles = 0;                    // tiles of a block; 0: no queries are picked
+  int all_tiles = 0;                // tiles of a head
+  int64_t sharing = 1;              // query heads that share keys
+  int64_t heads = 0, kv_heads = 0;  // heads of the largest run
+  int64_t heads_apart = 0;          // heads that are divided into runs together: a group, or all of a sequence
+
+  int64_t num_blocks() const { return (all_tiles + tiles - 1) / tiles; }
+  PlaceRange block(int64_t index) const {
+    const int first = static_cast<int>(index) * tiles;
+    return {first, std::min(first + tiles, all_tiles)};
+  }
+  int64_t runs_per_part() const { return (heads_apart + heads - 1) / heads; }
+  // RETURNS the runs in which keys are shared: neighbours.
+  int64_t runs_per_group() const { return sharing > 1 ? runs_per_part() : 1; }
+  int64_t num_groups(int64_t num_heads) const { return num_heads / heads_apart * (runs_per_part() / runs_per_group()); }
+  // Calls f(head) for the heads of a run.
+  template <typename F>
+  void each_head(int64_t run, const F& f) const {
+    const int64_t part = run / runs_per_part() * heads_apart, first = run % runs_per_part() * heads;
+    for (int64_t i = first; i < std::min(first + heads, heads_apart); ++i) f(part + i);
+  }
+};
+
+// `one_head`: each head has buffers for the whole sequence.
+template <typename Op>
+PickedBlocks picked_blocks(const Op& op, bool one_head) {
+  const KeyTiles<true> pass = tiles_of(op).pass(0);
+  if (!pass.picked_queries) return {};
+  // Tiles of all heads of a block: buffers of the fewest stay in the second-level cache, and those of the most, which
+  // long classes take, are read often.
+  constexpr int64_t wanted_tiles = 8, most_tiles = 32;
+  PickedBlocks blocks;
+  blocks.all_tiles = pass.num_query_tiles();
+  blocks.sharing = op.num_heads / op.num_kv_heads;
+  blocks.heads_apart = blocks.sharing > 1 ? blocks.sharing : op.num_heads;
+  const int least = pass.class_places / std::gcd(pass.class_places, attention_tile);
+  const int64_t most_heads = one_head ? 1 : std::clamp<int64_t>(most_tiles / least, 1, max_picked_heads);
+  blocks.heads = std::min(blocks.heads_apart, most_heads);
+  blocks.kv_heads = blocks.sharing > 1 ? 1 : blocks.heads;
+  const int64_t fitting = std::max<int64_t>(1, wanted_tiles / (least * blocks.heads));
+  blocks.tiles = static_cast<int>(std::min<int64_t>(least * fitting, blocks.all_tiles));
+  return blocks;
+}
+
+PickedBlocks forward_blocks(const AttentionForward& op) { return picked_blocks(op, tiles_of(op).num_passes() > 1); }
+
+// RETURNS whether gradients of keys are summed for the whole sequence: each head's in its order.
+bool sums_keys(const AttentionBackward& op) { return attention_sums_keys(op.mask, op.sequence_length); }
+PickedBlocks backward_blocks(const AttentionBackward& op) { return picked_blocks(op, sums_keys(op)); }
+
 AttentionForwardBuffers carve_forward(ScratchCarver& carver, const AttentionForward& op) {
   const int64_t tile = tile_size * packed_width(op.head_size);
   const int64_t square = tile_size * tile_size;
+  const PickedBlocks blocks = forward_blocks(op);
   AttentionForwardBuffers buffers{};
-  buffers.q = carver.take<Unit>(max_query_tiles * tile);
+  buffers.q = carver.take<Unit>(std::max(max_query_tiles, blocks.heads * blocks.tiles) * tile);
   buffers.k_rows = carver.take<Unit>(tile);
   buffers.k = carver.take<Unit>(tile);
   buffers.v = carver.take<Unit>(tile);
@@ -45,6 +101,10 @@ AttentionForwardBuffers carve_forward(ScratchCarver& carver, const AttentionForw
   buffers.row_sum = carver.take<float>(max_query_tiles * tile_size * 16);
   if (op.mask.pattern.one_run()) return buffers;
   buffers.gathered = carver.take<Unit>(2 * tile);
+  if (blocks.tiles > 0) {
+    buffers.picked_k = carver.take<Unit>(blocks.kv_heads * blocks.tiles * tile);
+    buffers.picked_v = carver.take<Unit>(blocks.kv_heads * blocks.tiles * tile);
+  }
   if (tiles_of(op).num_passes() == 1) return buffers;
   buffers.carried.o = carver.take<float>(op.sequence_length * packed_width(op.head_size));
   buffers.carried.row_max = carver.take<float>(op.sequence_length);
@@ -52,27 +112,24 @@ AttentionForwardBuffers carve_forward(ScratchCarver& carver, const AttentionForw
   return buffers;
 }
 
-// RETURNS the query tiles of the pass that has the most.
-int64_t most_query_tiles(const KeyTiles<true>& all) {
-  int most = 0;
-  for (int i = 0; i < all.num_passes(); ++i) most = std::max(most, all.pass(i).num_query_tiles());
-  return most;
-}
-
 AttentionBackwardBuffers carve_backward(ScratchCarver& carver, const AttentionBackward& op, const AttentionPart* part) {
   const int64_t tile = tile_size * packed_width(op.head_size);
   const int64_t square = tile_size * tile_size;
   const int64_t tiles = num_tiles(num_keys(op, part));
   const KeyTiles<true> all = tiles_of(op);
-  const int64_t query_tiles = most_query_tiles(all);
-  const bool several_runs = !op.mask.pattern.one_run();
+  const PickedBlocks blocks = backward_blocks(op);
+  const bool only_picked = all.pass(all.num_passes() - 1).picked_queries;
+  const int64_t natural_tiles = only_picked ? 0 : num_tiles(op.sequence_length);
+  const int64_t query_tiles = std::max(natural_tiles, blocks.heads * blocks.tiles);
+  const bool sums = !op.mask.pattern.one_run() && sums_keys(op);
   AttentionBackwardBuffers buffers{};
-  buffers.grouped = op.num_heads > op.num_kv_heads && !several_runs;
+  buffers.grouped = op.num_heads > op.num_kv_heads && !sums;
+  const int64_t summed_tiles = !buffers.grouped ? 1 : blocks.tiles > 0 ? blocks.tiles : tiles;
   buffers.q = carver.take<Unit>(query_tiles * tile);
   buffers.d_o = carver.take<Unit>(query_tiles * tile);
-  buffers.dq = carver.take<float>(query_tiles * tile);
-  buffers.dk = carver.take<float>(buffers.grouped ? tiles * tile : tile);
-  buffers.dv = carver.take<float>(buffers.grouped ? tiles * tile : tile);
+  buffers.dq = carver.take<float>(std::max<int64_t>(natural_tiles, blocks.tiles) * tile);
+  buffers.dk = carver.take<float>(summed_tiles * tile);
+  buffers.dv = carver.take<float>(summed_tiles * tile);
   buffers.delta = carver.take<float>(query_tiles * tile_size);
   buffers.k_rows = carver.take<Unit>(tile);
   buffers.k = carver.take<Unit>(tile);
@@ -82,14 +139,18 @@ AttentionBackwardBuffers carve_backward(ScratchCarver& carver, const AttentionBa
   buffers.p_pairs = carver.take<Unit>(square);
   buffers.ds_pairs = carver.take<Unit>(square);
   buffers.ds_rows = carver.take<Unit>(square);
-  if (!several_runs) return buffers;
-  if (op.num_heads > op.num_kv_heads || attention_sums_keys(op.mask, op.sequence_length)) {
+  if (op.mask.pattern.one_run()) return buffers;
+  if (sums) {
     buffers.dk_sums = carver.take<float>(tiles * tile);
     buffers.dv_sums = carver.take<float>(tiles * tile);
   }
   if (all.num_passes() > 1) buffers.dq_sums = carver.take<float>(tiles * tile);
-  buffers.lse = carver.take<float>(query_tiles * tile_size);
-  buffers.gathered = carver.take<Unit>(3 * tile);
+  buffers.gathered = carver.take<Unit>(2 * tile);
+  buffers.block_tiles = blocks.tiles;
+  if (blocks.tiles == 0) return buffers;
+  buffers.lse = carver.take<float>(blocks.heads * blocks.tiles * tile_size);
+  buffers.picked_k = carver.take<Unit>(blocks.kv_heads * blocks.tiles * tile);
+  buffers.picked_v = carver.take<Unit>(blocks.kv_heads * blocks.tiles * tile);
   return buffers;
 }
 
@@ -161,8 +222,13 @@ int64_t bytes_of_thread(const AttentionBackward& op, const AttentionPart* part) 
   return carver.bytes();
 }
 
+// RETURNS whether blocks of picked queries are tasks of their own.
+bool divides_blocks(const AttentionBackward& op) { return backward_blocks(op).tiles > 0 && !sums_keys(op); }
+
 int64_t backward_threads(const AttentionBackward& op, int num_threads) {
-  return std::min<int64_t>(num_threads, op.batch * op.num_kv_heads);
+  const PickedBlocks blocks = backward_blocks(op);
+  const int64_t tasks = divides_blocks(op) ? blocks.num_groups(op.num_heads) * blocks.num_blocks() : op.num_kv_heads;
+  return std::min<int64_t>(num_threads, op.batch * tasks);
 }
 
 }  // namespace
@@ -190,14 +256,18 @@ void run_tiles(const AttentionForward& op, AttentionHead head, int pass, const P
                                               std::min<int64_t>(max_query_tiles, range.end - tile), buffers);
 }
 
-// Computes a head whose second pass goes on from the first.
+// Computes a head whose second pass, in the natural order, goes on from the first.
 void run_passes(const AttentionForward& op, const AttentionHead& head, const AttentionForwardBuffers& buffers) {
   const CarriedSoftmax& carried = buffers.carried;
   std::fill_n(carried.o, op.sequence_length * packed_width(op.head_size), 0.0F);
   std::fill_n(carried.row_max, op.sequence_length, head.sink);
   std::fill_n(carried.row_sum, op.sequence_length, op.sinks.given() ? 1.0F : 0.0F);
-  for (int pass = 0; pass < head.tiles.num_passes(); ++pass)
-    run_tiles(op, head, pass, {0, head.tiles.pass(pass).num_query_tiles()}, buffers);
+  PickedHeads picked{.at = {head}, .count = 1};
+  picked.at[0].tiles = head.tiles.pass(0);
+  const PickedBlocks blocks = forward_blocks(op);
+  for (int64_t i = 0; i < blocks.num_blocks(); ++i)
+    select_matrix_kernels().picked_forward(picked, op.q.dtype, blocks.block(i), buffers);
+  run_tiles(op, head, 1, {0, head.tiles.pass(1).num_query_tiles()}, buffers);
 }
 
 // Raises the largest score of a head, which several threads may do at a time.
@@ -208,14 +278,52 @@ void raise(float& largest, float score) {
   }
 }
 
+// Computes one head of a sequence, or query tiles of it.
+void run_head(const AttentionForward& op, const AttentionPart* part, int64_t head, const PlaceRange& tiles,
+              const AttentionForwardBuffers& buffers) {
+  AttentionHead view = head_of(op, part, head / op.num_heads, head % op.num_heads);
+  float largest = -std::numeric_limits<float>::infinity();
+  if (op.largest.given()) view.largest = &largest;
+  if (buffers.carried.o != nullptr) {
+    run_passes(op, view, buffers);
+  } else {
+    run_tiles(op, view, 0, tiles, buffers);
+  }
+  if (op.largest.given()) raise(op.largest.as<float>()[head % op.num_heads], largest);
+}
+
+// Computes a block of picked queries of a run of heads.
+void run_block(const AttentionForward& op, const PickedBlocks& blocks, int64_t task,
+               const AttentionForwardBuffers& buffers) {
+  const int64_t runs = blocks.num_groups(op.num_heads) * blocks.runs_per_group();
+  PickedHeads heads;
+  float largest[max_picked_heads];
+  int64_t first_head = 0;
+  blocks.each_head(task % runs, [&](int64_t head) {
+    if (heads.count == 0) first_head = head;
+    AttentionHead& view = heads.at[heads.count];
+    view = head_of(op, nullptr, task / runs / blocks.num_blocks(), head);
+    view.tiles = view.tiles.pass(0);
+    largest[heads.count] = -std::numeric_limits<float>::infinity();
+    if (op.largest.given()) view.largest = &largest[heads.count];
+    ++heads.count;
+  });
+  select_matrix_kernels().picked_forward(heads, op.q.dtype, blocks.block(task / runs % blocks.num_blocks()), buffers);
+  for (int i = 0; op.largest.given() && i < heads.count; ++i) raise(op.largest.as<float>()[first_head + i], largest[i]);
+}
+
 // Computes attention over whole sequences, or a part.
 void run_forward(const AttentionForward& op, const AttentionPart* part, const CpuContext& context) {
   const int64_t heads = op.batch * op.num_heads;
   const KeyTiles<true> all = tiles_of(op);
-  const bool carries = all.num_passes() > 1;
+  const PickedBlocks blocks = forward_blocks(op);
+  const bool carries = all.num_passes() > 1, in_blocks = blocks.tiles > 0 && !carries;
   const int64_t tiles = all.pass(0).num_query_tiles();
   const int64_t count = carries ? tiles : query_tiles_per_task(op, tiles, context.num_threads);
   const int64_t tasks_per_head = (tiles + count - 1) / count;
+  const int64_t tasks = in_blocks
+                            ? op.batch * blocks.num_groups(op.num_heads) * blocks.runs_per_group() * blocks.num_blocks()
+                            : heads * tasks_per_head;
   const int64_t thread_bytes = cpu_scratch_bytes(op, 1);
 #pragma omp parallel num_threads(context.num_threads)
   {
@@ -223,19 +331,14 @@ void run_forward(const AttentionForward& op, const AttentionPart* part, const Cp
     const AttentionForwardBuffers buffers = carve_forward(carver, op);
     // Starts with the last queries, which see the most keys under a causal mask.
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t task = 0; task < heads * tasks_per_head; ++task) {
-      const int64_t head = task % heads;
-      const int64_t first_tile = (tasks_per_head - 1 - task / heads) * count;
-      AttentionHead view = head_of(op, part, head / op.num_heads, head % op.num_heads);
-      float largest = -std::numeric_limits<float>::infinity();
-      if (op.largest.given()) view.largest = &largest;
-      if (carries) {
-        run_passes(op, view, buffers);
+    for (int64_t task = 0; task < tasks; ++task) {
+      if (in_blocks) {
+        run_block(op, blocks, task, buffers);
       } else {
-        run_tiles(op, view, 0, {static_cast<int>(first_tile), static_cast<int>(std::min(first_tile + count, tiles))},
-                  buffers);
+        const int64_t first = (tasks_per_head - 1 - task / heads) * count;
+        run_head(op, part, task % heads, {static_cast<int>(first), static_cast<int>(std::min(first + count, tiles))},
+                 buffers);
       }
-      if (op.largest.given()) raise(op.largest.as<float>()[head % op.num_heads], largest);
     }
   }
 }
@@ -284,34 +387,64 @@ void sink_gradients(const AttentionBackward& op, int num_threads) {
   sink_gradients<f16>(op, num_threads);
 }
 
-// Divides sequences and key/value heads among threads.
+AttentionHead backward_head_of(const AttentionBackward& op, const AttentionPart* part, int64_t sequence, int64_t head) {
+  const int64_t row = sequence * op.sequence_length, kv_row = sequence * num_keys(op, part);
+  const int64_t kv_head = head / (op.num_heads / op.num_kv_heads);
+  AttentionHead view = head_of(op, part, sequence, head);
+  view.d_o = at(op.d_o, row, head * op.head_size);
+  view.dq = at(op.dq, row, head * op.head_size);
+  view.dk = at(op.dk, kv_row, kv_head * op.head_size);
+  view.dv = at(op.dv, kv_row, kv_head * op.head_size);
+  view.d_o_stride = op.d_o.stride;
+  view.dq_stride = op.dq.stride;
+  view.dk_stride = op.dk.stride;
+  view.dv_stride = op.dv.stride;
+  return view;
+}
+
+// Computes the heads that share keys.
+void run_group(const AttentionBackward& op, const AttentionPart* part, int64_t group,
+               const AttentionBackwardBuffers& buffers) {
+  const int64_t sharing = op.num_heads / op.num_kv_heads;
+  for (int64_t i = 0; i < sharing; ++i) {
+    const AttentionHead head =
+        backward_head_of(op, part, group / op.num_kv_heads, group % op.num_kv_heads * sharing + i);
+    select_matrix_kernels().attention_backward(head, op.q.dtype, {i == 0, i + 1 == sharing}, buffers);
+  }
+}
+
+// Computes a block of picked queries of a run of heads, or of all that share keys.
+void run_block(const AttentionBackward& op, const PickedBlocks& blocks, int64_t task,
+               const AttentionBackwardBuffers& buffers) {
+  const int64_t groups = blocks.num_groups(op.num_heads), runs = blocks.runs_per_group();
+  for (int64_t i = 0; i < runs; ++i) {
+    PickedHeads heads;
+    blocks.each_head(task % groups * runs + i, [&](int64_t head) {
+      heads.at[heads.count++] = backward_head_of(op, nullptr, task / groups / blocks.num_blocks(), head);
+    });
+    select_matrix_kernels().picked_backward(heads, op.q.dtype, blocks.block(task / groups % blocks.num_blocks()),
+                                            {i == 0, i + 1 == runs}, buffers);
+  }
+}
+
+// Divides sequences and key/value heads among threads, and blocks of picked queries.
 void run_backward(const AttentionBackward& op, const AttentionPart* part, const CpuContext& context) {
   if (op.sinks.given()) sink_gradients(op, context.num_threads);
-  const MatrixKernels& kernels = select_matrix_kernels();
-  const int64_t groups = op.batch * op.num_kv_heads;
-  const int64_t heads_per_group = op.num_heads / op.num_kv_heads;
+  const PickedBlocks blocks = backward_blocks(op);
+  const bool in_blocks = divides_blocks(op);
+  const int64_t tasks =
+      op.batch * (in_blocks ? blocks.num_groups(op.num_heads) * blocks.num_blocks() : op.num_kv_heads);
   const int64_t thread_bytes = bytes_of_thread(op, part);
 #pragma omp parallel num_threads(static_cast <int>(backward_threads(op, context.num_threads)))
   {
     ScratchCarver carver(context.scratch + omp_get_thread_num() * thread_bytes);
     const AttentionBackwardBuffers buffers = carve_backward(carver, op, part);
 #pragma omp for schedule(dynamic, 1)
-    for (int64_t group = 0; group < groups; ++group) {
-      const int64_t sequence = group / op.num_kv_heads;
-      const int64_t row = sequence * op.sequence_length, kv_row = sequence * num_keys(op, part);
-      const int64_t kv_head = group % op.num_kv_heads;
-      for (int64_t i = 0; i < heads_per_group; ++i) {
-        const int64_t head = kv_head * heads_per_group + i;
-        AttentionHead view = head_of(op, part, sequence, head);
-        view.d_o = at(op.d_o, row, head * op.head_size);
-        view.dq = at(op.dq, row, head * op.head_size);
-        view.dk = at(op.dk, kv_row, kv_head * op.head_size);
-        view.dv = at(op.dv, kv_row, kv_head * op.head_size);
-        view.d_o_stride = op.d_o.stride;
-        view.dq_stride = op.dq.stride;
-        view.dk_stride = op.dk.stride;
-        view.dv_stride = op.dv.stride;
-        kernels.attention_backward(view, op.q.dtype, i == 0, i + 1 == heads_per_group, buffers);
+    for (int64_t task = 0; task < tasks; ++task) {
+      if (in_blocks) {
+        run_block(op, blocks, task, buffers);
+      } else {
+        run_group(op, part, task, buffers);
       }
     }
   }

@@ -114,34 +114,26 @@ float product_of_rows(const T* o, const T* d_o, int64_t head_size) {
   return sum;
 }
 
-// Prepares, for the sweep over key tiles of a pass, packed q and d_o of all queries, and delta = d_o . o. The
-// log-sum-exp of an empty place is infinite, which makes its probabilities zero.
+// Prepares, for the sweep over key tiles of the pass in the natural order, packed q and d_o of all queries, and delta =
+// d_o . o.
 template <typename T, bool pairs>
-void prepare_queries(const AttentionHead& head, const KeyTiles<true>& tiles, const Packing<pairs>& packing,
+void prepare_queries(const AttentionHead& head, const Packing<pairs>& packing,
                      const AttentionBackwardBuffers& buffers) {
-  for (int tile = 0; tile < tiles.num_query_tiles(); ++tile) {
-    const int64_t query = int64_t{tile} * tile_size;
-    const int64_t rows = smaller(tile_size, tiles.num_queries() - query);
-    const OperandRows<T, 3> operands{rows_of<T>(head.q, head.q_stride), rows_of<T>(head.d_o, head.d_o_stride),
-                                     rows_of<T>(head.o, head.o_stride)};
-    const auto [q, d_o, o] = rows_at(head, operands, tiles.picked_queries, query, rows, buffers.gathered);
+  for (int64_t query = 0; query < head.tokens; query += tile_size) {
+    const int64_t rows = smaller(tile_size, head.tokens - query);
     const auto pack = [&](Unit* out, const PlacedRows<T>& from) {
+      const T* const at = from.data + query * from.stride;
       if constexpr (pairs && tile_products) {
-        pack_for_tiles(out + tile * packing.tile, buffers.k_rows, packing, from.data, from.stride, rows);
+        pack_for_tiles(out + query * packing.width, buffers.k_rows, packing, at, from.stride, rows);
       } else {
-        pack_both<T, pairs>(out + tile * packing.tile, packing, from.data, from.stride, rows);
+        pack_both<T, pairs>(out + query * packing.width, packing, at, from.stride, rows);
       }
     };
-    pack(buffers.q, q);
+    const PlacedRows<T> o = rows_of<T>(head.o, head.o_stride), d_o = rows_of<T>(head.d_o, head.d_o_stride);
+    pack(buffers.q, rows_of<T>(head.q, head.q_stride));
     pack(buffers.d_o, d_o);
-    const PlacedTokens tokens(tiles, tiles.picked_queries, query, rows);
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t token = tokens.at[row];
-      const bool empty = token >= head.tokens;
-      if (tiles.picked_queries) buffers.lse[query + row] = empty ? -minus_infinity : head.lse[token];
-      buffers.delta[query + row] =
-          empty ? 0.0F : product_of_rows(o.data + row * o.stride, d_o.data + row * d_o.stride, head.head_size);
-    }
+    for (int64_t row = query; row < query + rows; ++row)
+      buffers.delta[row] = product_of_rows(o.data + row * o.stride, d_o.data + row * d_o.stride, head.head_size);
   }
 }
 
@@ -149,11 +141,20 @@ void prepare_queries(const AttentionHead& head, const KeyTiles<true>& tiles, con
 template <typename T, bool pairs>
 const Unit* pack_keys(const AttentionHead& head, const Packing<pairs>& packing, const KeyTile& key, int64_t keys,
                       const AttentionBackwardBuffers& buffers) {
+  if (key.picked && buffers.picked_k != nullptr) {
+    const int64_t offset = (key.tile - buffers.query_tiles.first) * packing.tile;
+    pack_transposed(buffers.v, packing, buffers.picked_v + offset);
+    pack_transposed(buffers.k, packing, buffers.picked_k + offset);
+    if constexpr (!pairs) return buffers.picked_k + offset;
+    pack_pairs_of(buffers.k_rows, packing, buffers.picked_k + offset);
+    return buffers.k_rows;
+  }
   const OperandRows<T, 2> operands{rows_of<T>(head.k, head.k_stride), rows_of<T>(head.v, head.v_stride)};
   const auto [k, v] = rows_at(head, operands, key.picked, key.first(), keys, buffers.gathered);
-  pack_transposed<T, pairs>(buffers.v, buffers.k_rows, packing, v.data, v.stride, keys);
+  pack_rows<pairs>(buffers.k_rows, packing.row_units, v.data, v.stride, keys, packing.head_size);
+  pack_transposed(buffers.v, packing, buffers.k_rows);
   const Unit* const k_for_dq = pack_both<T, pairs>(buffers.k_rows, packing, k.data, k.stride, keys);
-  transpose(buffers.k, tile_size, buffers.k_rows, packing.row_units, tile_size, round_up(packing.depth, 16));
+  pack_transposed(buffers.k, packing, buffers.k_rows);
   return k_for_dq;
 }
 
@@ -183,17 +184,17 @@ void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int q
                    bool adds_to_dq, const AttentionBackwardBuffers& buffers) {
   const Packing<pairs> packing(head.head_size);
   const int64_t pairs_offset = pairs ? packing.tile / 2 : 0;  // offset of the rows for sums over the rows
-  const int64_t query = int64_t{query_tile} * tile_size;
-  const int64_t queries = smaller(tile_size, tiles.num_queries() - query);
+  const int64_t place = int64_t{query_tile - buffers.query_tiles.first} * tile_size;  // place in the buffers
+  const int64_t queries = smaller(tile_size, tiles.num_queries() - int64_t{query_tile} * tile_size);
   const int64_t rows = round_up(queries, product_rows), key_rows = round_up(of.keys, product_rows);
-  const Unit* const q = buffers.q + query_tile * packing.tile;
-  const Unit* const d_o = buffers.d_o + query_tile * packing.tile;
+  const Unit* const q = buffers.q + place * packing.width;
+  const Unit* const d_o = buffers.d_o + place * packing.width;
   float* const scores = buffers.scores;
   float* const d_scores = buffers.d_scores;
   const float* const lse = tiles.picked_queries ? buffers.lse : head.lse;
   const ScoreTile score_tile{head, tiles, query_tile, queries, of.key};
   const TileMask mask(score_tile, packing.skips_hidden);
-  const GradientTile at{score_tile, lse + query, buffers.delta + query, mask};
+  const GradientTile at{score_tile, lse + place, buffers.delta + place, mask};
   product_of_seen<pairs>(scores, {q, packing.row_units, 1}, buffers.k, rows, packing.depth, mask);
   product_of_seen<pairs>(d_scores, {d_o, packing.row_units, 1}, buffers.v, rows, packing.depth, mask);
   cap_scores(scores, queries, head, mask);
@@ -225,7 +226,7 @@ void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int q
     product_over_seen<pairs>({of.dk, packing.width}, ds_transposed, {q + pairs_offset, packing.width}, sizes, of.adds,
                              mask, mask.queries);
   }
-  product_over_seen<pairs>({buffers.dq + query * packing.width, packing.width}, ds, {of.k_for_dq, packing.width},
+  product_over_seen<pairs>({buffers.dq + place * packing.width, packing.width}, ds, {of.k_for_dq, packing.width},
                            {rows, packing.cols, packing.token_units(of.keys)}, adds_to_dq, mask, mask.keys);
 }
 
@@ -242,26 +243,25 @@ const float* sums_by_row(const float* sums, const Packing<pairs>& packing, int64
   }
 }
 
-// Stores the gradients of a tile of keys.
+// Stores the gradients of a tile of keys of the natural order.
 template <typename T, bool pairs>
-void store_keys(const PlacedRows<T>& to, const float* sums, const KeyTiles<true>& tiles, const GradientKeys& of,
-                const Packing<pairs>& packing, const AttentionBackwardBuffers& buffers) {
-  T* const result = const_cast<T*>(to.data);
-  if (of.key.picked) {
-    const float* const rows = sums_by_row(sums, packing, of.keys, buffers);
-    const PlacedTokens tokens(tiles, true, of.key.first(), of.keys);
-    for (int64_t row = 0; row < of.keys; ++row) {
-      if (tokens.at[row] >= tiles.tokens) continue;
-      store_rows(result + tokens.at[row] * to.stride, 0, rows + row * packing.width, 0, 1, packing.head_size, 1.0F);
-    }
-    return;
-  }
-  T* const rows = result + of.key.first() * to.stride;
+void store_keys(const PlacedRows<T>& to, const float* sums, const GradientKeys& of, const Packing<pairs>& packing,
+                const AttentionBackwardBuffers& buffers) {
+  T* const rows = const_cast<T*>(to.data) + of.key.first() * to.stride;
   if constexpr (pairs && tile_products) {
     store_transposed(rows, to.stride, sums, buffers.scores, of.keys, packing.head_size);
   } else {
     store_rows(rows, to.stride, sums, packing.width, of.keys, packing.head_size, 1.0F);
   }
+}
+
+// Stores the gradients of a tile of keys beside picked queries in the place of its packed rows.
+template <typename T, bool pairs>
+void store_picked_keys(Unit* packed, const float* sums, const GradientKeys& of, const Packing<pairs>& packing,
+                       const AttentionBackwardBuffers& buffers) {
+  Unit* const to = packed + (of.key.tile - buffers.query_tiles.first) * packing.tile;
+  store_rows(reinterpret_cast<T*>(to), packing.template row_elements<T>(), sums_by_row(sums, packing, of.keys, buffers),
+             packing.width, of.keys, packing.head_size, 1.0F);
 }
 
 // Adds a tile's sums to those of their tokens.
@@ -277,10 +277,9 @@ void add_keys(float* totals, const float* sums, const KeyTiles<true>& tiles, con
   }
 }
 
-// The place of a head among those that share keys.
-struct GroupSpan {
-  bool first, last;
-};
+inline PlaceRange common(const PlaceRange& a, const PlaceRange& b) {
+  return {a.first > b.first ? a.first : b.first, a.end < b.end ? a.end : b.end};
+}
 
 // RETURNS whether dq is zero before the first tile of keys, as that need not be seen by all queries.
 inline bool adds_to_zero(const AttentionHead& head, const AttentionBackwardBuffers& buffers) {
@@ -292,14 +291,14 @@ template <typename T, bool pairs>
 void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const KeyTile& key, const GroupSpan& group,
                    const AttentionBackwardBuffers& buffers) {
   const Packing<pairs> packing(head.head_size);
-  const int64_t offset = buffers.grouped ? key.tile * packing.tile : 0;
+  const int64_t offset = buffers.grouped ? (key.tile - buffers.query_tiles.first) * packing.tile : 0;
   GradientKeys of{.key = key,
                   .keys = smaller(tile_size, tiles.num_keys(key.picked) - key.first()),
                   .k_for_dq = nullptr,
                   .dk = buffers.dk + offset,
                   .dv = buffers.dv + offset,
                   .adds = buffers.grouped && !group.first};
-  const PlaceRange query_tiles = tiles.query_tiles(key);
+  const PlaceRange query_tiles = common(tiles.query_tiles(key), buffers.query_tiles);
   for (int tile = query_tiles.first; tile < query_tiles.end; ++tile) {
     const KeyRuns runs = tiles.runs(tile);
     if (!runs.contains(key)) continue;
@@ -317,66 +316,32 @@ void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const
     if (of.k_for_dq == nullptr) return;
     add_keys(buffers.dk_sums, of.dk, tiles, of, packing, buffers);
     add_keys(buffers.dv_sums, of.dv, tiles, of, packing, buffers);
+  } else if (group.last && buffers.picked_k != nullptr) {
+    store_picked_keys<T>(buffers.picked_k, of.dk, of, packing, buffers);
+    store_picked_keys<T>(buffers.picked_v, of.dv, of, packing, buffers);
   } else if (group.last) {
     const auto store = [&](auto element) {
       using Element = decltype(element);
-      store_keys(rows_of<Element>(head.dk, head.dk_stride), of.dk, tiles, of, packing, buffers);
-      store_keys(rows_of<Element>(head.dv, head.dv_stride), of.dv, tiles, of, packing, buffers);
+      store_keys(rows_of<Element>(head.dk, head.dk_stride), of.dk, of, packing, buffers);
+      store_keys(rows_of<Element>(head.dv, head.dv_stride), of.dv, of, packing, buffers);
     };
     head.is_part ? store(float()) : store(T());
   }
 }
 
-// Stores the dq of a pass, or keeps it for the next.
-template <typename T>
-void finish_queries(const AttentionHead& head, const KeyTiles<true>& tiles, int64_t width,
-                    const AttentionBackwardBuffers& buffers) {
-  T* const dq = static_cast<T*>(head.dq);
-  if (!tiles.picked_queries) {
-    for (int64_t i = 0; buffers.dq_sums != nullptr && i < head.tokens * width; ++i) buffers.dq[i] += buffers.dq_sums[i];
-    store_rows(dq, head.dq_stride, buffers.dq, width, head.tokens, head.head_size, 1.0F);
-    return;
-  }
-  for (int place = 0; place < tiles.num_queries(); ++place) {
-    const int64_t token = tiles.query_token(place);
-    if (token >= head.tokens) continue;
-    const float* const row = buffers.dq + place * width;
-    if (buffers.dq_sums != nullptr) {
-      std::memcpy(buffers.dq_sums + token * width, row, static_cast<size_t>(width * 4));
-    } else {
-      store_rows(dq + token * head.dq_stride, 0, row, 0, 1, head.head_size, 1.0F);
-    }
-  }
-}
-
+// Adds the gradients of all keys that queries of the buffers see in a pass.
 template <typename T, bool pairs>
-void backward_head(const AttentionHead& head, const GroupSpan& group, const AttentionBackwardBuffers& buffers) {
+void backward_pass(const AttentionHead& head, const KeyTiles<true>& tiles, const GroupSpan& group,
+                   const AttentionBackwardBuffers& buffers) {
   const Packing<pairs> packing(head.head_size);
-  const auto sum_bytes = static_cast<size_t>(head.tokens * packing.width * 4);
-  if (buffers.dk_sums != nullptr && group.first) {
-    std::memset(buffers.dk_sums, 0, sum_bytes);
-    std::memset(buffers.dv_sums, 0, sum_bytes);
-  }
-  if (buffers.dq_sums != nullptr) std::memset(buffers.dq_sums, 0, sum_bytes);
-  for (int pass = 0; pass < head.tiles.num_passes(); ++pass) {
-    const KeyTiles<true> tiles = head.tiles.pass(pass);
-    prepare_queries<T, pairs>(head, tiles, packing, buffers);
-    if (adds_to_zero(head, buffers))
-      std::memset(buffers.dq, 0, static_cast<size_t>(tiles.num_query_tiles() * packing.tile * 4));
-    for (const bool picked : {false, true}) {
-      if (!(picked ? tiles.picked_keys : tiles.natural_keys)) continue;
-      for (int key = 0; key < tiles.num_key_tiles(picked); ++key)
-        backward_keys<T, pairs>(head, tiles, {key, picked}, group, buffers);
-    }
-    head.is_part ? finish_queries<float>(head, tiles, packing.width, buffers)
-                 : finish_queries<T>(head, tiles, packing.width, buffers);
-  }
-  if (buffers.dk_sums == nullptr || !group.last) return;
-  const auto store_sums = [&](void* to, int64_t stride, const float* from) {
-    store_rows(static_cast<T*>(to), stride, from, packing.width, head.tokens, head.head_size, 1.0F);
-  };
-  store_sums(head.dk, head.dk_stride, buffers.dk_sums);
-  store_sums(head.dv, head.dv_stride, buffers.dv_sums);
+  if (adds_to_zero(head, buffers))
+    std::memset(buffers.dq, 0, static_cast<size_t>(buffers.query_tiles.size() * packing.tile * 4));
+  for (int key = 0; tiles.natural_keys && key < tiles.num_key_tiles(false); ++key)
+    backward_keys<T, pairs>(head, tiles, {key, false}, group, buffers);
+  if (!tiles.picked_keys) return;
+  const PlaceRange picked = tiles.picked_queries ? buffers.query_tiles : PlaceRange{0, tiles.num_key_tiles(true)};
+  for (int key = picked.first; key < picked.end; ++key)
+    backward_keys<T, pairs>(head, tiles, {key, true}, group, buffers);
 }
 
 }  // namespace

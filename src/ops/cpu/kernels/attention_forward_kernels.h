@@ -15,6 +15,15 @@ struct RunningRows {
   int64_t width, cols;  // of o
 };
 
+template <bool pairs>
+RunningRows running_rows(const AttentionForwardBuffers& buffers, int64_t tile, const Packing<pairs>& packing) {
+  return {.row_max = buffers.row_max + tile * tile_size,
+          .row_sum = buffers.row_sum + tile * tile_size * 16,
+          .o = buffers.o + tile * packing.tile,
+          .width = packing.width,
+          .cols = packing.cols};
+}
+
 // Turns one tile of scores into unnormalised probabilities exp(score - row_max) after dropout, in place or, for
 // pairs, in `probabilities`. Updates the running maximum of each row and rescales its sum and output to it. `strips`:
 // mask.in_strips, as a constant.
@@ -68,12 +77,6 @@ void online_softmax(float* scores, Unit* probabilities, const RunningRows& runni
   }
 }
 
-inline float sum_of_lanes(const float* row_sum) {
-  float sum = 0;
-  for (int i = 0; i < lanes; ++i) sum += row_sum[i];
-  return sum;
-}
-
 // Sets the state of a tile's rows: to that of an earlier pass, or to nothing seen but the head's sink.
 inline void begin_rows(const RunningRows& rows, const CarriedSoftmax& carried, bool continues, int64_t first_query,
                        int64_t queries, float sink) {
@@ -91,24 +94,43 @@ inline void begin_rows(const RunningRows& rows, const CarriedSoftmax& carried, b
   }
 }
 
-// Stores the results of a tile's rows, or their state for the next pass.
-template <typename T>
-void finish_rows(const RunningRows& rows, const ScoreTile& tile, const CarriedSoftmax* next) {
+// sums[row] = the sum over the lanes of each row of a tile.
+inline void sums_of_lanes(float* sums, const float* row_sums) {
+  alignas(64) Unit by_lane[16 * tile_size];
+  transpose(by_lane, tile_size, reinterpret_cast<const Unit*>(row_sums), 16, tile_size, 16);
+  for (int64_t row = 0; row < tile_size; row += lanes) {
+    Vec sum = Vec{};
+    for (int64_t i = 0; i < lanes; ++i) sum += load(by_lane + i * tile_size + row);
+    store(sums + row, sum);
+  }
+}
+
+// Stores the state of a tile's rows for the next pass.
+inline void carry_rows(const RunningRows& rows, const ScoreTile& tile, const CarriedSoftmax& next) {
   const PlacedTokens tokens(tile.tiles, tile.tiles.picked_queries, tile.first_query(), tile.queries);
+  alignas(64) float sums[tile_size];
+  sums_of_lanes(sums, rows.row_sum);
   for (int64_t row = 0; row < tile.queries; ++row) {
     const int64_t token = tokens.at[row];
     if (token >= tile.head.tokens) continue;
-    const float sum = sum_of_lanes(rows.row_sum + row * 16);
-    const float* const o = rows.o + row * rows.width;
-    if (next != nullptr) {
-      std::memcpy(next->o + token * rows.width, o, static_cast<size_t>(rows.width * 4));
-      next->row_max[token] = rows.row_max[row];
-      next->row_sum[token] = sum;
-      continue;
-    }
+    std::memcpy(next.o + token * rows.width, rows.o + row * rows.width, static_cast<size_t>(rows.width * 4));
+    next.row_max[token] = rows.row_max[row];
+    next.row_sum[token] = sums[row];
+  }
+}
+
+// Stores the results of a tile's rows: o in rows that are `stride` apart.
+template <typename T>
+void finish_rows(const RunningRows& rows, const ScoreTile& tile, T* o, int64_t stride) {
+  const PlacedTokens tokens(tile.tiles, tile.tiles.picked_queries, tile.first_query(), tile.queries);
+  alignas(64) float sums[tile_size];
+  sums_of_lanes(sums, rows.row_sum);
+  for (int64_t row = 0; row < tile.queries; ++row) {
+    const int64_t token = tokens.at[row];
+    if (token >= tile.head.tokens) continue;
+    const float sum = sums[row];
     const bool saw_key = !tile.head.is_part || sum > 0.0F;
-    store_rows(static_cast<T*>(tile.head.o) + token * tile.head.o_stride, 0, o, 0, 1, tile.head.head_size,
-               saw_key ? 1.0F / sum : 0.0F);
+    store_rows(o + row * stride, 0, rows.o + row * rows.width, 0, 1, tile.head.head_size, saw_key ? 1.0F / sum : 0.0F);
     tile.head.lse[token] = saw_key ? rows.row_max[row] + __builtin_logf(sum) : minus_infinity;
   }
 }
@@ -135,62 +157,61 @@ struct QueryGroup {
   }
 };
 
+// The tiles that a group is computed from, packed by rows: queries from the first of the group on and, if queries are
+// picked, all picked keys that they see, from tile `first_key` on (else nullptr).
+struct PackedGroup {
+  Unit* q;
+  const Unit *k, *v;
+  int first_key;
+};
+
+// Packs a tile of keys and values. RETURNS the values.
 template <typename T, bool pairs>
-void pack_keys(const AttentionHead& head, const Packing<pairs>& packing, const KeyTile& key, int64_t keys,
-               const AttentionForwardBuffers& buffers) {
+const Unit* pack_keys(const AttentionHead& head, const Packing<pairs>& packing, const KeyTile& key, int64_t keys,
+                      const PackedGroup& packed, const AttentionForwardBuffers& buffers) {
+  if (key.picked && packed.k != nullptr) {
+    const int64_t offset = (key.tile - packed.first_key) * packing.tile;
+    pack_transposed(buffers.k, packing, packed.k + offset);
+    if constexpr (!pairs) return packed.v + offset;
+    pack_pairs_of(buffers.v, packing, packed.v + offset);
+    return buffers.v;
+  }
   const OperandRows<T, 2> operands{rows_of<T>(head.k, head.k_stride), rows_of<T>(head.v, head.v_stride)};
   const auto [k, v] = rows_at(head, operands, key.picked, key.first(), keys, buffers.gathered);
-  pack_transposed<T, pairs>(buffers.k, buffers.k_rows, packing, k.data, k.stride, keys);
+  pack_rows<pairs>(buffers.k_rows, packing.row_units, k.data, k.stride, keys, packing.head_size);
+  pack_transposed(buffers.k, packing, buffers.k_rows);
   if constexpr (pairs) {
     pack_row_pairs(buffers.v, packing.width, v.data, v.stride, keys, head.head_size);
   } else {
     pack_rows<false>(buffers.v, packing.width, v.data, v.stride, keys, head.head_size);
   }
+  return buffers.v;
 }
 
+// Computes query tiles [first_tile, first_tile + count), whose running state is set. REQUIRES: count <=
+// max_query_tiles.
 template <typename T, bool pairs>
-void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
+void forward_group(const AttentionHead& head, int64_t first_tile, int64_t count, const PackedGroup& packed,
                    const AttentionForwardBuffers& buffers) {
   const Packing<pairs> packing(head.head_size);
   const KeyTiles<true>& tiles = head.tiles;
-  const bool carries = buffers.carried.o != nullptr;
-  const auto queries_of = [&](int64_t tile) {
-    return smaller(tile_size, tiles.num_queries() - (first_tile + tile) * tile_size);
-  };
-  const auto rows_of_tile = [&](int64_t tile) {
-    return RunningRows{.row_max = buffers.row_max + tile * tile_size,
-                       .row_sum = buffers.row_sum + tile * tile_size * 16,
-                       .o = buffers.o + tile * packing.tile,
-                       .width = packing.width,
-                       .cols = packing.cols};
-  };
-  for (int64_t tile = 0; tile < count; ++tile) {
-    const int64_t query = (first_tile + tile) * tile_size;
-    const auto [q] = rows_at(head, OperandRows<T, 1>{rows_of<T>(head.q, head.q_stride)}, tiles.picked_queries, query,
-                             queries_of(tile), buffers.gathered);
-    pack_rows<pairs>(buffers.q + tile * packing.tile, packing.row_units, q.data, q.stride, queries_of(tile),
-                     head.head_size);
-    begin_rows(rows_of_tile(tile), buffers.carried, carries && !tiles.picked_queries, query, queries_of(tile),
-               head.sink);
-  }
-
   const QueryGroup group(tiles, first_tile, count);
   for (int i = 0; i < group.all.size(); ++i) {
     const KeyTile key = group.all[i];
     if (!group.sees(key, count)) continue;
     const int64_t keys = smaller(tile_size, tiles.num_keys(key.picked) - key.first());
-    pack_keys<T, pairs>(head, packing, key, keys, buffers);
+    const Unit* const v = pack_keys<T, pairs>(head, packing, key, keys, packed, buffers);
     for (int64_t tile = 0; tile < count; ++tile) {
       if (!group.runs[tile].contains(key)) continue;
-      const ScoreTile at{head, tiles, static_cast<int>(first_tile + tile), queries_of(tile), key};
+      const ScoreTile at = query_tile(head, first_tile + tile, key);
       const int64_t rows = round_up(at.queries, product_rows);
       float* const scores = buffers.scores;
       const TileMask mask(at, packing.skips_hidden);
-      product_of_seen<pairs>(scores, {buffers.q + tile * packing.tile, packing.row_units, 1}, buffers.k, rows,
+      product_of_seen<pairs>(scores, {packed.q + tile * packing.tile, packing.row_units, 1}, buffers.k, rows,
                              packing.depth, mask);
       cap_scores(scores, at.queries, head, mask);
       mask_scores(scores, at.queries, mask);
-      const RunningRows running = rows_of_tile(tile);
+      const RunningRows running = running_rows(buffers, tile, packing);
       if (mask.in_strips) {
         online_softmax<pairs, true>(scores, buffers.probabilities, running, at, mask);
       } else {
@@ -198,17 +219,32 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
       }
       const Unit* const probabilities = pairs ? buffers.probabilities : reinterpret_cast<const Unit*>(scores);
       product_over_seen<pairs>({running.o, packing.width}, {probabilities, pairs ? tile_size / 2 : tile_size, 1},
-                               {buffers.v, packing.width}, {rows, packing.cols, packing.token_units(keys)}, true, mask,
+                               {v, packing.width}, {rows, packing.cols, packing.token_units(keys)}, true, mask,
                                mask.keys);
     }
   }
+}
+
+// Computes query tiles of the natural order.
+template <typename T, bool pairs>
+void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
+                   const AttentionForwardBuffers& buffers) {
+  const Packing<pairs> packing(head.head_size);
   for (int64_t tile = 0; tile < count; ++tile) {
-    const ScoreTile at{head, tiles, static_cast<int>(first_tile + tile), queries_of(tile), {}};
-    if (head.is_part) {
-      finish_rows<float>(rows_of_tile(tile), at, nullptr);
-    } else {
-      finish_rows<T>(rows_of_tile(tile), at, carries && tiles.picked_queries ? &buffers.carried : nullptr);
-    }
+    const ScoreTile at = query_tile(head, first_tile + tile, {});
+    pack_rows<pairs>(buffers.q + tile * packing.tile, packing.row_units,
+                     static_cast<const T*>(head.q) + at.first_query() * head.q_stride, head.q_stride, at.queries,
+                     head.head_size);
+    begin_rows(running_rows(buffers, tile, packing), buffers.carried, buffers.carried.o != nullptr, at.first_query(),
+               at.queries, head.sink);
+  }
+  forward_group<T, pairs>(head, first_tile, count, {buffers.q, nullptr, nullptr, 0}, buffers);
+  for (int64_t tile = 0; tile < count; ++tile) {
+    const ScoreTile at = query_tile(head, first_tile + tile, {});
+    const auto finish = [&](auto* o) {
+      finish_rows(running_rows(buffers, tile, packing), at, o + at.first_query() * head.o_stride, head.o_stride);
+    };
+    head.is_part ? finish(static_cast<float*>(head.o)) : finish(static_cast<T*>(head.o));
   }
 }
 

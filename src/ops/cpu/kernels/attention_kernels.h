@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "ops/cpu/kernels/attention_packing.h"
 #include "ops/cpu/kernels/philox_lanes.h"
 #include "ops/cpu/kernels/tile.h"
 
@@ -49,6 +50,12 @@ struct ScoreTile {
 
   int64_t first_query() const { return int64_t{query_tile} * tile_size; }
 };
+
+// RETURNS a tile of queries of the head's pass with a tile of keys.
+inline ScoreTile query_tile(const AttentionHead& head, int64_t tile, const KeyTile& key) {
+  return {head, head.tiles, static_cast<int>(tile), smaller(tile_size, head.tiles.num_queries() - tile * tile_size),
+          key};
+}
 
 // factors[c] = 0 if the probability of the query in a row and the tile's key c is dropped, else keep_scale.
 inline void dropout_factors(float* factors, const ScoreTile& tile, int64_t row) {
@@ -152,6 +159,9 @@ struct TileMask {
     const auto relative = [&](const PlaceRange& range) {
       return PlaceRange{range.first - first_key, range.end - first_key};
     };
+    const KeyTiles<true>& tiles = tile.tiles;
+    if (tiles.picked_queries && tile.key.picked && tiles.document_starts == nullptr && tiles.global == 0)
+      return find_picked_rows(tile);
     const PlacedTokens tokens(tile.tiles, tile.tiles.picked_queries, tile.first_query(), tile.queries);
     for (int64_t row = 0; row < tile.queries; ++row) {
       front[row] = back[row] = {};
@@ -159,6 +169,18 @@ struct TileMask {
       const SeenKeys seen = tile.tiles.seen(tile.tiles.first_query + tokens.at[row]);
       front[row] = relative(tile.key.picked ? seen.picked : seen.global);
       back[row] = relative(tile.key.picked ? seen.picked : seen.local);
+    }
+  }
+  // Does so without documents and global tokens: a picked query sees its class up to itself, or to the place before it.
+  void find_picked_rows(const ScoreTile& tile) {
+    const int own = tile.tiles.kind == AttentionKind::columns ? 1 : 0;
+    const int first = static_cast<int>(tile.first_query()) - tile.key.first();
+    PickedPlace at(tile.tiles, static_cast<int>(tile.first_query()));
+    int in_class = static_cast<int>(tile.first_query()) % tile.tiles.class_places;
+    for (int row = 0; row < tile.queries; ++row, at.advance()) {
+      const bool empty = at.token() >= tile.tiles.tokens;
+      front[row] = back[row] = empty ? PlaceRange{} : PlaceRange{first + row - in_class, first + row + own};
+      if (++in_class == tile.tiles.class_places) in_class = 0;
     }
   }
   // RETURNS the strips of keys that a range touches.
@@ -244,12 +266,6 @@ struct PlacedRows {
   int64_t stride;
 };
 
-inline void copy_row(std::byte* to, const std::byte* from, int64_t bytes) {
-  constexpr int64_t line = 64;
-  for (; bytes >= line; bytes -= line, to += line, from += line) std::memcpy(to, from, line);
-  for (int64_t i = 0; i < bytes; ++i) to[i] = from[i];
-}
-
 template <typename T, size_t n>
 using OperandRows = std::array<PlacedRows<T>, n>;
 
@@ -286,60 +302,6 @@ OperandRows<T, n> rows_at(const AttentionHead& head, const OperandRows<T, n>& op
 template <typename T>
 PlacedRows<T> rows_of(const void* operand, int64_t stride) {
   return {static_cast<const T*>(operand), stride};
-}
-
-// The shape of packed tiles.
-template <bool pairs>
-struct Packing {
-  static constexpr bool skips_hidden = !(pairs && tile_products);  // whether products leave out hidden blocks of scores
-
-  explicit Packing(int64_t head_size_)
-      : head_size(head_size_),
-        width(packed_width(head_size_)),
-        cols(round_up(head_size_, 16)),
-        row_units(pairs ? width / 2 : width),
-        depth(pairs ? (head_size_ + 1) / 2 : head_size_),
-        tile(tile_size * width) {}
-  // RETURNS the units of a sum over `count` tokens.
-  static int64_t token_units(int64_t count) { return pairs ? (count + 1) / 2 : count; }
-
-  int64_t head_size;
-  int64_t width;      // units of a row of a tile that is summed over its rows
-  int64_t cols;       // columns that products write
-  int64_t row_units;  // units of a row of a tile that is summed over its columns
-  int64_t depth;      // units of a row that hold elements
-  int64_t tile;       // units of a tile
-};
-
-// Packs rows for sums over the columns and, behind them, if their units differ, rows for sums over the rows. RETURNS
-// the latter.
-template <typename T, bool pairs>
-const Unit* pack_both(Unit* out, const Packing<pairs>& packing, const T* from, int64_t from_stride, int64_t rows) {
-  pack_rows<pairs>(out, packing.row_units, from, from_stride, rows, packing.head_size);
-  if constexpr (pairs) {
-    Unit* const second = out + packing.tile / 2;
-    pack_row_pairs(second, packing.width, from, from_stride, rows, packing.head_size);
-    return second;
-  } else {
-    return out;
-  }
-}
-
-template <typename T, bool pairs>
-void pack_transposed(Unit* out, Unit* rows_buffer, const Packing<pairs>& packing, const T* from, int64_t from_stride,
-                     int64_t rows) {
-  pack_rows<pairs>(rows_buffer, packing.row_units, from, from_stride, rows, packing.head_size);
-  transpose(out, tile_size, rows_buffer, packing.row_units, tile_size, round_up(packing.depth, 16));
-}
-
-// Packs rows for sums over the columns and, behind them, the columns as rows of pairs, [width][tile_size / 2], the left
-// factor of AMX tiles in a sum over the rows. `buffer` holds a tile.
-template <bool pairs>
-void pack_for_tiles(Unit* out, Unit* buffer, const Packing<pairs>& packing, const bf16* from, int64_t from_stride,
-                    int64_t rows) {
-  pack_rows<pairs>(out, packing.row_units, from, from_stride, rows, packing.head_size);
-  pack_row_pairs(buffer, packing.width, from, from_stride, rows, packing.head_size);
-  transpose(out + packing.tile / 2, tile_size / 2, buffer, packing.width, tile_size / 2, packing.width);
 }
 
 }  // namespace

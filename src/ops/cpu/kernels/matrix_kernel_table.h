@@ -15,6 +15,8 @@ constexpr int64_t tile_size = 64;
 static_assert(tile_size == attention_tile);
 // Query tiles that share one packing of a key tile.
 constexpr int64_t max_query_tiles = 4;
+// Query heads of a sequence whose picked queries are moved together.
+constexpr int max_picked_heads = 4;
 // Columns that one call of column_sums may cover.
 constexpr int64_t column_sum_width = 256;
 // Rows of a product that share registers; row counts are rounded up to a multiple.
@@ -56,32 +58,57 @@ struct CarriedSoftmax {
 };
 
 struct AttentionForwardBuffers {
-  Unit* q;               // [max_query_tiles][tile]
+  Unit* q;               // [max_query_tiles][tile] or, of a block of picked queries, [heads][tiles of a block][tile]
   Unit *k_rows, *k, *v;  // [tile]
   float* o;              // [max_query_tiles][tile]
   float* scores;         // [tile_size][tile_size]
   Unit* probabilities;   // [tile_size][tile_size]
   float* row_max;        // [max_query_tiles][tile_size], of scaled (and capped) scores
   float* row_sum;        // [max_query_tiles][tile_size][16], partial sums by vector lane
-  Unit* gathered;        // [2][tile], if the pattern picks keys
+  Unit* gathered;        // [2][tile], if the pattern picks keys for queries in the natural order
+  Unit *picked_k, *picked_v;  // [key/value heads][tiles of a block][tile], rows of keys beside picked queries
   CarriedSoftmax carried;
 };
 
 struct AttentionBackwardBuffers {
-  Unit *q, *d_o;                       // [query tiles][tile], those of the pass that has the most
+  PlaceRange query_tiles;              // tiles that q, d_o, dq, delta and lse hold: of a pass, or of a block
+  Unit *q, *d_o;                       // [query tiles][tile]
   float* dq;                           // [query tiles][tile]
-  float *dk, *dv;                      // [tiles of the sequence][tile], or one tile (see `grouped` and dk_sums)
+  float *dk, *dv;                      // [tiles of the sequence or of a block][tile], or one tile (see `grouped`)
   float* delta;                        // [query tiles][tile_size], d_o . o of each query
   Unit *k_rows, *k, *v;                // [tile]
   float *scores, *d_scores;            // [tile_size][tile_size]
   Unit *p_pairs, *ds_pairs, *ds_rows;  // [tile_size][tile_size]
   bool grouped;                        // several query heads share the keys, which are in one order
+  int block_tiles;                     // tiles of a block of picked queries; 0: no pass has any
   // For patterns of several runs, else nullptr. Sums by token, [tiles of the sequence][tile_size][packed_width]: of dk
   // and dv over orders and query heads (nullptr: there is one of each), and of dq over two passes (nullptr: there is
   // one).
   float *dk_sums, *dv_sums, *dq_sums;
-  float* lse;      // [query tiles][tile_size], log-sum-exps of picked queries
-  Unit* gathered;  // [3][tile]
+  float* lse;                 // [query tiles][tile_size], log-sum-exps of picked queries
+  Unit* gathered;             // [2][tile], if the pattern picks keys for queries in the natural order
+  Unit *picked_k, *picked_v;  // [key/value heads][tiles of a block][tile], rows of keys beside picked queries
+};
+
+// The place of query heads among those that share keys.
+struct GroupSpan {
+  bool first, last;
+};
+
+// Query heads of one sequence: neighbours, with all heads of a group that share keys, or of one group. Forward: each
+// has the tiles of the pass.
+struct PickedHeads {
+  AttentionHead at[max_picked_heads];
+  int count = 0;
+
+  // RETURNS whether a head does not share keys with the head before it.
+  [[gnu::always_inline]] bool begins_keys(int head) const { return head == 0 || at[head].k != at[head - 1].k; }
+  // RETURNS the place of a head's keys among those of all.
+  [[gnu::always_inline]] int kv_place(int head) const {
+    int place = -1;
+    for (int i = 0; i <= head; ++i) place += begins_keys(i) ? 1 : 0;
+    return place;
+  }
 };
 
 // Product c (+)= a b. Element (row, col) of a and b lies at row * row_stride + col * col_stride. REQUIRES: one stride
@@ -110,8 +137,13 @@ struct MatrixKernels {
                             const AttentionForwardBuffers& buffers);
   // Computes one query head. The first of the heads that share keys overwrites the buffers' dk and dv, the last stores
   // them.
-  void (*attention_backward)(const AttentionHead& head, DType dtype, bool first_of_group, bool last_of_group,
+  void (*attention_backward)(const AttentionHead& head, DType dtype, const GroupSpan& span,
                              const AttentionBackwardBuffers& buffers);
+  // Compute a block of picked queries of several heads of a sequence, whose keys are in the block, too (PickedHeads).
+  void (*picked_forward)(const PickedHeads& heads, DType dtype, const PlaceRange& tiles,
+                         const AttentionForwardBuffers& buffers);
+  void (*picked_backward)(const PickedHeads& heads, DType dtype, const PlaceRange& tiles, const GroupSpan& span,
+                          const AttentionBackwardBuffers& buffers);
   // Computes the tile of c that starts at (row, col).
   void (*tiled_linear)(const TiledLinear& op, int64_t row, int64_t col, const TiledLinearBuffers& buffers);
   // sums[c] (+)= sum over rows of values[row][c], for cols <= column_sum_width: in float over groups of a few rows, in

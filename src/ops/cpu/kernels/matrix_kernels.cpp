@@ -1,6 +1,5 @@
 // Compiled once per instruction set; GPTRAIN_MATRIX_KERNELS is the name of its table.
-#include "ops/cpu/kernels/attention_backward_kernels.h"
-#include "ops/cpu/kernels/attention_forward_kernels.h"
+#include "ops/cpu/kernels/attention_passes.h"
 #include "ops/cpu/kernels/matrix_kernel_table.h"
 #include "ops/cpu/kernels/tile.h"
 
@@ -24,13 +23,33 @@ void attention_forward(const AttentionHead& head, DType dtype, int64_t first_til
   }
 }
 
-void attention_backward(const AttentionHead& head, DType dtype, bool first_of_group, bool last_of_group,
+void attention_backward(const AttentionHead& head, DType dtype, const GroupSpan& span,
                         const AttentionBackwardBuffers& buffers) {
   if (dtype == DType::bf16) {
     const TileScope tiles;
-    backward_head<bf16, bf16_pairs>(head, {first_of_group, last_of_group}, buffers);
+    backward_head<bf16, bf16_pairs>(head, span, buffers);
   } else {
-    backward_head<float, false>(head, {first_of_group, last_of_group}, buffers);
+    backward_head<float, false>(head, span, buffers);
+  }
+}
+
+void picked_forward(const PickedHeads& heads, DType dtype, const PlaceRange& block,
+                    const AttentionForwardBuffers& buffers) {
+  if (dtype == DType::bf16) {
+    const TileScope tiles;
+    picked_forward_of<bf16, bf16_pairs>(heads, block, buffers);
+  } else {
+    picked_forward_of<float, false>(heads, block, buffers);
+  }
+}
+
+void picked_backward(const PickedHeads& heads, DType dtype, const PlaceRange& block, const GroupSpan& span,
+                     const AttentionBackwardBuffers& buffers) {
+  if (dtype == DType::bf16) {
+    const TileScope tiles;
+    picked_backward_of<bf16, bf16_pairs>(heads, block, span, buffers);
+  } else {
+    picked_backward_of<float, false>(heads, block, span, buffers);
   }
 }
 
@@ -135,6 +154,7 @@ void column_sums(const void* values, DType dtype, int64_t stride, int64_t rows, 
 }  // namespace
 
 extern const MatrixKernels GPTRAIN_MATRIX_KERNELS;
-const MatrixKernels GPTRAIN_MATRIX_KERNELS = {attention_forward, attention_backward, tiled_linear, column_sums};
+const MatrixKernels GPTRAIN_MATRIX_KERNELS = {attention_forward, attention_backward, picked_forward,
+                                              picked_backward,   tiled_linear,       column_sums};
 
 }  // namespace gptrain::ops

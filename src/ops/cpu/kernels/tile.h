@@ -119,22 +119,32 @@ void product(ProductRows c, LeftOperand a, UnitRows b, ProductSizes sizes, bool 
   for (; col < sizes.cols; col += lanes) strip(std::integral_constant<int, 1>());
 }
 
-// Packs rows of a matrix as units along the columns, [tile_size][stride], with zeros past the last row and column.
+// Copies a short row without calling a function.
+inline void copy_row(std::byte* to, const std::byte* from, int64_t bytes) {
+  constexpr int64_t line = 64;
+  for (; bytes >= line; bytes -= line, to += line, from += line) std::memcpy(to, from, line);
+  for (int64_t i = 0; i < bytes; ++i) to[i] = from[i];
+}
+
+// Packs a row of a matrix as `width` units along the columns, with zeros past the last column.
 template <bool pairs, typename T>
-void pack_rows(Unit* out, int64_t stride, const T* from, int64_t from_stride, int64_t rows, int64_t cols) {
-  for (int64_t row = 0; row < rows; ++row) {
-    Unit* const to = out + row * stride;
-    const T* const values = from + row * from_stride;
-    if constexpr (pairs || sizeof(T) == sizeof(float)) {
-      const int64_t bytes = cols * static_cast<int64_t>(sizeof(T));
-      std::memcpy(to, values, static_cast<size_t>(bytes));
-      std::memset(reinterpret_cast<std::byte*>(to) + bytes, 0, static_cast<size_t>(stride * 4 - bytes));
-    } else {
-      for (int64_t col = 0; col < cols; ++col) to[col] = __builtin_bit_cast(uint32_t, as_float(values[col]));
-      for (int64_t col = cols; col < stride; ++col) to[col] = 0;
-    }
+void pack_row(Unit* to, int64_t width, const T* values, int64_t cols) {
+  if constexpr (pairs || sizeof(T) == sizeof(float)) {
+    const int64_t bytes = cols * static_cast<int64_t>(sizeof(T));
+    std::byte* const start = reinterpret_cast<std::byte*>(to);
+    copy_row(start, reinterpret_cast<const std::byte*>(values), bytes);
+    for (int64_t i = bytes; i < width * 4; ++i) start[i] = std::byte{};
+  } else {
+    for (int64_t col = 0; col < cols; ++col) to[col] = __builtin_bit_cast(uint32_t, as_float(values[col]));
+    for (int64_t col = cols; col < width; ++col) to[col] = 0;
   }
-  if (rows < tile_size) std::memset(out + rows * stride, 0, static_cast<size_t>((tile_size - rows) * stride * 4));
+}
+
+// Packs rows of a matrix, [tile_size][width], with zeros past the last row.
+template <bool pairs, typename T>
+void pack_rows(Unit* out, int64_t width, const T* from, int64_t from_stride, int64_t rows, int64_t cols) {
+  for (int64_t row = 0; row < rows; ++row) pack_row<pairs>(out + row * width, width, from + row * from_stride, cols);
+  if (rows < tile_size) std::memset(out + rows * width, 0, static_cast<size_t>((tile_size - rows) * width * 4));
 }
 
 // Packs a matrix of bfloat16 as pairs of neighbouring rows, [tile_size / 2][stride], with zeros past the last row and
