@@ -293,7 +293,7 @@ class PythonJson(FormatCase):
                 ('{"text": "a"', "column 13: the text ends before } closes"), ('{"text": 01}', "a number begins with 0"),
                 ('{"text": "a"} x', "column 15: there is text after the end of the JSON value"), ('{"text": tru}', "no value begins like this"),
                 ('{"text": "\\u12"}', "four hexadecimal digits must follow"), ('{"text": 1.}', "a digit is missing"),
-                ('{"text": ' + "[" * 70, "nested deeper than 64 levels"), ('{"text": "abc', "has no closing quote")]:
+                ('{"text": ' + "[" * 1001, "nested deeper than 1000 levels"), ('{"text": "abc', "has no closing quote")]:
             with self.subTest(text=text):
                 self.write("a.jsonl", '{"text": "fine"}\n\n' + text + "\n")
                 self.refuse(DATA, ["a.jsonl, line 3: not valid JSON: column ", message], "data", "pack", "a.jsonl", "--out", "x",
