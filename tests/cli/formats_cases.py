@@ -95,7 +95,7 @@ class Recognition(FormatCase):
         for name, content, message in [
                 ("a.zip", archive.getvalue(), "a zip archive"), ("b", archive.getvalue(), "a zip archive"),
                 ("a.tar", tape.getvalue(), "a tar archive"), ("a.tar.gz", gzip.compress(tape.getvalue()), "a tar archive"),
-                ("a.parquet", pointer, "a Git LFS pointer"), ("c.jsonl", pointer, "a Git LFS pointer"),
+                ("a.parquet", pointer, "a Git LFS pointer"), ("c.jsonl.gz", pointer, "a Git LFS pointer"),
                 ("d", pointer, "a Git LFS pointer"), ("e.parquet", b"<html>", "no Parquet file, although its name says so"),
                 ("empty.parquet", b"", "no Parquet file"),
                 ("q.parquet", b"PARE" + bytes(50) + b"PARE", "an encrypted Parquet file"), ("a.feather", b"ARROW1\0\0" + bytes(50), "an Arrow file"),

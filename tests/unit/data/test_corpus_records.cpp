@@ -204,6 +204,27 @@ TEST_CASE("Pointers to data that are elsewhere are refused, and say how to fetch
   CHECK(contains(error_of(ExitCode::data, [&] { format_of("md5: 1\nouts: 2\n", "a.jsonl.dvc"); }), "dvc pull"));
 }
 
+TEST_CASE("Text of two or four bytes a character is named without a byte order mark") {
+  const std::u32string ascii = U"{\"text\": \"the quick brown fox\"}\n";
+  const std::u32string wide = U"{\"text\": \"\u65e5\u672c\u8a9e, \u0416 and words\"}\n";
+  for (const std::u32string& text : {ascii, wide}) {
+    for (const size_t width : {2U, 4U}) {
+      for (const bool big_endian : {false, true}) {
+        std::string bytes;
+        for (const char32_t c : text) {
+          std::string unit = test::little_endian(c, static_cast<int>(width));
+          if (big_endian) std::reverse(unit.begin(), unit.end());
+          bytes += unit;
+        }
+        INFO(width << " " << big_endian);
+        CHECK(contains(error_of(ExitCode::data, [&] { refuse_foreign_format("a.jsonl", bytes); }),
+                       width == 2 ? "text in UTF-16" : "text in UTF-32"));
+      }
+    }
+  }
+  CHECK_NOTHROW(refuse_foreign_format("a", std::string("words, ") + '\0' + " and more of them"));
+}
+
 TEST_CASE("A record or a text that does not end is refused at its limit") {
   const TemporaryFolder folder;
   const std::string filler(size_t{5} << 20, 'a');
