@@ -20,6 +20,7 @@
 #include "config/source_list.h"
 #include "data/pack_state.h"
 #include "data/sample_order.h"
+#include "data/seen_files.h"
 #include "data/token_paths.h"
 
 namespace gptrain::inline data {
@@ -220,6 +221,34 @@ std::vector<fs::path> token_files_of(const std::vector<std::string>& paths) {
     files.insert(files.end(), found.begin(), found.end());
   }
   return files;
+}
+
+std::string warning_of_repeated_files(const std::vector<DataSource>& sources) {
+  struct Owner {
+    size_t source;
+    fs::path file;
+  };
+  SeenFiles seen;
+  std::vector<Owner> owners;  // one for each call of seen.add()
+  int64_t repeated = 0;
+  std::string first;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i].tokens > 0) continue;
+    for (const fs::path& file : token_files_of(sources[i].path)) {
+      owners.push_back({i, path_of_tokens(file)});
+      const std::optional<size_t> before = seen.add(owners.back().file);
+      if (!before || repeated++ > 0) continue;
+      const Owner& other = owners[*before];
+      first = fmt::format("{} of data.train[{}] is {} of data.train[{}]", owners.back().file.native(), i,
+                          other.file.native(), other.source);
+    }
+  }
+  if (repeated == 0) return {};
+  return fmt::format(
+      "{} in the data twice, and {} samples come more often than others: {}; name each file once, and "
+      "set the weights of sources",
+      repeated == 1 ? "a token file is" : fmt::format("{} token files are", repeated), repeated == 1 ? "its" : "their",
+      first);
 }
 
 TokenSet::TokenSet(const DataSource& source, int64_t sequence_length, bool checksums)
