@@ -293,16 +293,19 @@ int64_t TokenSet::document_of(const TokenFile& file, int64_t token) const {
 
 SourceRecord TokenSet::identity() const {
   SourceRecord record = files_.front().identity();
+  uint32_t order = crc32c(&record.checksum, sizeof record.checksum);
   for (size_t i = 1; i < files_.size(); ++i) {
     const SourceRecord next = files_[i].identity();
     record.tokens += next.tokens;
     record.covered = std::max(record.covered, next.covered);
     record.checksum = crc32c(&next.checksum, sizeof next.checksum, record.checksum);
+    order = crc32c(&next.checksum, sizeof next.checksum, order);
     if (record.documents && next.documents)
       record.documents = crc32c(&*next.documents, sizeof *next.documents, *record.documents);
     else
       record.documents.reset();
   }
+  if (files_.size() > 1) record.order = order;
   return record;
 }
 
