@@ -368,6 +368,8 @@ class Compression(FormatCase):
         content = b"\x5a\x2a\x4d\x18" + far.to_bytes(4, "little") + bytes(far) + self.raw_zstd(JSONL, window=0xff)
         self.refuse_all(self.write("d.jsonl.zst", content), "its zstd window takes 3.8 TiB of memory")
         self.refuse_all(self.write("c.jsonl.zst", self.raw_zstd(JSONL, window=0xff)), "its zstd window takes 3.8 TiB of memory")
+        error = self.run_pack(self.write("e.jsonl.zst", b"\x28\xb5\x2f\xfd\x21\x07\x03\x19\0\0{}\n"))[1]
+        self.assertIn("e.jsonl.zst: the compressed data cannot be read: they need the dictionary of zstd -D", error)
 
     @unittest.skipIf(is_sanitized(), "a sanitizer takes more memory than the limit")
     def test_memory_of_xz(self):
