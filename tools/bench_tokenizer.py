@@ -22,6 +22,7 @@ import html
 import json
 import os
 import re
+import shutil
 import statistics
 import subprocess
 import sys
@@ -188,7 +189,8 @@ def bench_train(gptrain, corpus, folder):
             print(f"training {TRAIN_VOCABULARY:,} tokens on {megabytes:.1f} MB, {threads} thread(s), {program}: "
                   f"{elapsed:.1f} s, processor {processor:.1f} s, {memory:.0f} MB", flush=True)
         print(f"gptrain takes {figures['gptrain'][0] / figures['tokenizers'][0]:.2f} of the time", flush=True)
-    memory = measured(*command, corpus, corpus, corpus, "--threads", 1)[2]
+    copies = [shutil.copy(corpus, folder / f"copy-{number}.jsonl") for number in range(3)]
+    memory = measured(*command, *copies, "--threads", 1)[2]
     print(f"gptrain on the same three times: {memory:.0f} MB")
 
 

@@ -102,7 +102,8 @@ bool JsonScanner::ends(char close, bool first) {
 }
 
 void JsonScanner::container(int depth) {
-  if (depth > max_json_depth) fail(at_, fmt::format("nested deeper than {} levels", max_json_depth));
+  const int most = dialect_ == JsonDialect::python ? max_python_json_depth : max_json_depth;
+  if (depth > most) fail(at_, fmt::format("nested deeper than {} levels", most));
   if (next() == '{') {
     object(depth, [](JsonSpan, JsonSpan) {});
   } else {

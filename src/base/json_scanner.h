@@ -22,6 +22,9 @@ struct JsonSpan {
   size_t end;
 };
 
+// Objects and arrays that may be open at a time in JsonDialect::python, as many as Python's json reads by default.
+constexpr int max_python_json_depth = 1000;
+
 enum class JsonDialect {
   strict,
   with_comments,  // strict, and // and /* */ between values
@@ -29,7 +32,8 @@ enum class JsonDialect {
 };
 
 // Scans a text value by value. Each method begins at the scanner's position, leaves it after the text read, and throws
-// JsonFault. Nesting is limited to max_json_depth. REQUIRES: the text outlives this.
+// JsonFault. Nesting is limited to max_json_depth, in JsonDialect::python to max_python_json_depth. REQUIRES: the text
+// outlives this.
 class JsonScanner {
  public:
   explicit JsonScanner(std::string_view text, JsonDialect dialect, size_t at = 0)

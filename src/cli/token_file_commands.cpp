@@ -194,6 +194,8 @@ void print_mixture(const MixArguments& arguments) {
   if (arguments.steps > 0) config.run.steps = arguments.steps;
   find_run_tokenizer(config.data, config.model.vocab_size);  // refuses what training would refuse
   const Dataset dataset = open_training_data(config, config.run.seed);
+  if (const std::string repeated = warning_of_repeated_files(config.data.train); !repeated.empty())
+    print_err("warning: {}\n", repeated);
   const int64_t samples = config.run.steps * config.batch.global;
   const auto reports = dataset.report(samples);
   size_t width = 6;

@@ -275,6 +275,8 @@ void dry_run(const TrainArguments& arguments) {
     result.faster = faster_layout(arguments, result, *machine.rates);
   if (!arguments.memory_curve.empty()) write_memory_curve(arguments, result.recomputation);
   result.sources = forecast_sources(config);
+  if (const std::string repeated = warning_of_repeated_files(config.data.train); !repeated.empty())
+    result.warnings += repeated + "\n";
   result.price = arguments.price;
   if (world_size < started) result.warnings += elastic_line(config, started) + "\n";
   if (arguments.tokens_per_second > 0) {

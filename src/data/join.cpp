@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "data/seen_files.h"
 #include "data/token_file.h"
 #include "data/token_meta.h"
 #include "data/token_paths.h"
@@ -42,7 +43,12 @@ std::optional<TokenizerRecord> common_tokenizer(const std::vector<fs::path>& inp
 std::vector<TokenFile> open_inputs(const std::vector<fs::path>& inputs, const fs::path& out,
                                    std::optional<DType> dtype) {
   std::vector<TokenFile> files;
+  SeenFiles seen;
   for (const fs::path& input : inputs) {
+    if (const std::optional<size_t> before = seen.add(path_of_tokens(input))) {
+      throw Error(ExitCode::usage, "{} and {} are the same file, whose documents would be joined twice: name it once",
+                  inputs[*before].native(), input.native());
+    }
     std::error_code ignored;
     const fs::path written = token_file_path(out, ".bin");
     if (fs::equivalent(token_file_path(input, ".bin"), written, ignored) || fs::equivalent(input, written, ignored))

@@ -22,11 +22,25 @@ constexpr std::array<std::string_view, 4> covered_texts = {"of its blocks",
 
 std::string crc_digits(uint32_t checksum) { return fmt::format("{:08x}", checksum); }
 
-// Returns none unless the text is eight hexadecimal digits.
-std::optional<uint32_t> parse_crc(const std::string& digits) {
+[[noreturn]] void refuse_record() {
+  throw json::other_error::create(508, "a source of its data is not described as one", nullptr);
+}
+
+// Throws unless the value is a text of eight hexadecimal digits.
+uint32_t parse_crc(const json& value) {
+  const std::string digits = value;
   uint32_t checksum = 0;
   std::from_chars(digits.data(), digits.data() + digits.size(), checksum, 16);
-  return crc_digits(checksum) == digits ? std::optional(checksum) : std::nullopt;
+  if (crc_digits(checksum) != digits) refuse_record();
+  return checksum;
+}
+
+std::optional<uint32_t> parse_optional_crc(const json& object, const char* key) {
+  return object.contains(key) ? std::optional(parse_crc(object[key])) : std::nullopt;
+}
+
+bool agree_if_known(const std::optional<uint32_t>& before, const std::optional<uint32_t>& now) {
+  return !before || !now || *before == *now;
 }
 
 }  // namespace
@@ -38,6 +52,7 @@ nlohmann::ordered_json source_record_json(const SourceRecord& record) {
                                    {"covered", covered_names[static_cast<size_t>(record.covered)]},
                                    {"crc32c", crc_digits(record.checksum)}};
   if (record.documents) object["documents_crc32c"] = crc_digits(*record.documents);
+  if (record.order) object["order_crc32c"] = crc_digits(*record.order);
   return object;
 }
 
@@ -45,32 +60,31 @@ SourceRecord parse_source_record(const json& object) {
   const std::string covered = object.at("covered");
   SourceRecord record{.path = object.at("path"), .tokens = object.at("tokens"), .samples = object.at("samples")};
   const auto* const name = std::find(covered_names.begin(), covered_names.end(), covered);
-  const std::optional<uint32_t> checksum = parse_crc(object.at("crc32c"));
-  const bool tells_documents = object.contains("documents_crc32c");
-  if (tells_documents) record.documents = parse_crc(object["documents_crc32c"]);
-  if (name == covered_names.end() || record.tokens < 1 || record.samples < 1 || !checksum ||
-      record.documents.has_value() != tells_documents)
-    throw json::other_error::create(508, "a source of its data is not described as one", nullptr);
-  record.checksum = *checksum;
+  if (name == covered_names.end() || record.tokens < 1 || record.samples < 1) refuse_record();
+  record.checksum = parse_crc(object.at("crc32c"));
+  record.documents = parse_optional_crc(object, "documents_crc32c");
+  record.order = parse_optional_crc(object, "order_crc32c");
   record.covered = static_cast<SourceRecord::Covered>(name - covered_names.begin());
   return record;
 }
 
 bool has_same_tokens(const SourceRecord& before, const SourceRecord& now) {
   if (before.tokens != now.tokens || before.samples != now.samples) return false;
-  return before.covered != now.covered || before.checksum == now.checksum;
+  return before.covered != now.covered || (before.checksum == now.checksum && agree_if_known(before.order, now.order));
 }
 
 bool is_same_source(const SourceRecord& before, const SourceRecord& now) {
-  return has_same_tokens(before, now) && (!before.documents || !now.documents || *before.documents == *now.documents);
+  return has_same_tokens(before, now) && agree_if_known(before.documents, now.documents);
 }
 
 std::string describe_source(const SourceRecord& record) {
   const std::string documents =
       record.documents ? fmt::format(" and {} of its index", crc_digits(*record.documents)) : "";
-  return fmt::format("{}: {} in {}, checksum {} {}{}", printable(record.path), format_counted(record.tokens, "token"),
+  const std::string order =
+      record.order ? fmt::format(" and {} of the order of its files", crc_digits(*record.order)) : "";
+  return fmt::format("{}: {} in {}, checksum {} {}{}{}", printable(record.path), format_counted(record.tokens, "token"),
                      format_counted(record.samples, "sample"), crc_digits(record.checksum),
-                     covered_texts[static_cast<size_t>(record.covered)], documents);
+                     covered_texts[static_cast<size_t>(record.covered)], documents, order);
 }
 
 ChangedEpoch changed_epoch(int64_t given, int64_t samples_before, int64_t samples_now) {

@@ -24,10 +24,13 @@ struct SourceRecord {
   // Checksum of PREFIX.idx, which says where documents begin, beside checksums of blocks; none in older checkpoints,
   // and where `checksum` covers it.
   std::optional<uint32_t> documents = {};
+  // Checksum of the order of a set's files; none of a single file, and in older checkpoints, whose `checksum` is the
+  // same if the first two files change places.
+  std::optional<uint32_t> order = {};
 };
 
-// {"path", "tokens", "samples", "covered", "crc32c", "documents_crc32c" where known}. The reader throws
-// nlohmann::json::exception for anything else.
+// {"path", "tokens", "samples", "covered", "crc32c", "documents_crc32c" and "order_crc32c" where known}. The reader
+// throws nlohmann::json::exception for anything else.
 nlohmann::ordered_json source_record_json(const SourceRecord& record);
 SourceRecord parse_source_record(const nlohmann::json& object);
 

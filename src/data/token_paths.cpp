@@ -20,6 +20,10 @@ bool is_flat_token_file(const std::filesystem::path& path) {
          std::filesystem::is_regular_file(path, ignored);
 }
 
+std::filesystem::path path_of_tokens(const std::filesystem::path& path) {
+  return is_flat_token_file(path) ? path : token_file_path(path, ".bin");
+}
+
 bool is_token_file(const std::filesystem::path& path) {
   std::error_code ignored;
   return is_flat_token_file(path) || (std::filesystem::exists(token_file_path(path, ".idx"), ignored) &&

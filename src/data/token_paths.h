@@ -17,5 +17,7 @@ std::filesystem::path shard_path(const std::filesystem::path& prefix, int64_t nu
 bool is_token_file(const std::filesystem::path& path);
 // Returns true if `path` is a file without an index (flat_tokens.h); false if nothing exists there.
 bool is_flat_token_file(const std::filesystem::path& path);
+// Returns the file with the tokens of a PREFIX, or of a file without an index.
+std::filesystem::path path_of_tokens(const std::filesystem::path& path);
 
 }  // namespace gptrain::data

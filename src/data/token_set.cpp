@@ -20,6 +20,7 @@
 #include "config/source_list.h"
 #include "data/pack_state.h"
 #include "data/sample_order.h"
+#include "data/seen_files.h"
 #include "data/token_paths.h"
 
 namespace gptrain::inline data {
@@ -222,6 +223,34 @@ std::vector<fs::path> token_files_of(const std::vector<std::string>& paths) {
   return files;
 }
 
+std::string warning_of_repeated_files(const std::vector<DataSource>& sources) {
+  struct Owner {
+    size_t source;
+    fs::path file;
+  };
+  SeenFiles seen;
+  std::vector<Owner> owners;  // one for each call of seen.add()
+  int64_t repeated = 0;
+  std::string first;
+  for (size_t i = 0; i < sources.size(); ++i) {
+    if (sources[i].tokens > 0) continue;
+    for (const fs::path& file : token_files_of(sources[i].path)) {
+      owners.push_back({i, path_of_tokens(file)});
+      const std::optional<size_t> before = seen.add(owners.back().file);
+      if (!before || repeated++ > 0) continue;
+      const Owner& other = owners[*before];
+      first = fmt::format("{} of data.train[{}] is {} of data.train[{}]", owners.back().file.native(), i,
+                          other.file.native(), other.source);
+    }
+  }
+  if (repeated == 0) return {};
+  return fmt::format(
+      "{} in the data twice, and {} samples come more often than others: {}; name each file once, and "
+      "set the weights of sources",
+      repeated == 1 ? "a token file is" : fmt::format("{} token files are", repeated), repeated == 1 ? "its" : "their",
+      first);
+}
+
 TokenSet::TokenSet(const DataSource& source, int64_t sequence_length, bool checksums)
     : sequence_length_(sequence_length),
       stated_tokens_(source.tokens),
@@ -264,16 +293,19 @@ int64_t TokenSet::document_of(const TokenFile& file, int64_t token) const {
 
 SourceRecord TokenSet::identity() const {
   SourceRecord record = files_.front().identity();
+  uint32_t order = crc32c(&record.checksum, sizeof record.checksum);
   for (size_t i = 1; i < files_.size(); ++i) {
     const SourceRecord next = files_[i].identity();
     record.tokens += next.tokens;
     record.covered = std::max(record.covered, next.covered);
     record.checksum = crc32c(&next.checksum, sizeof next.checksum, record.checksum);
+    order = crc32c(&next.checksum, sizeof next.checksum, order);
     if (record.documents && next.documents)
       record.documents = crc32c(&*next.documents, sizeof *next.documents, *record.documents);
     else
       record.documents.reset();
   }
+  if (files_.size() > 1) record.order = order;
   return record;
 }
 

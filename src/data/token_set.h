@@ -27,6 +27,9 @@ std::vector<std::filesystem::path> require_token_files(const std::string& path);
 // file. Throws as require_token_files does.
 std::vector<std::filesystem::path> token_files_of(const std::vector<std::string>& paths);
 
+// Returns a warning if a token file belongs to two of these sources (of data.train), or twice to one; else "".
+std::string warning_of_repeated_files(const std::vector<DataSource>& sources);
+
 // The files of a source as one sequence of samples. A sample never spans two files; the rest at a file's end is unused.
 class TokenSet {
  public:

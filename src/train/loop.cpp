@@ -12,6 +12,7 @@
 #include "base/output.h"
 #include "base/units.h"
 #include "comm/agree.h"
+#include "data/token_set.h"
 #include "optim/learning_rate.h"
 #include "train/loop_parts.h"
 #include "train/replicas.h"
@@ -99,7 +100,8 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
     // A loaded checkpoint has the vocabulary's rows already, so the tokenizer's warning is of no use.
     const bool chosen = start_.checkpoint || start_.weights;
     for (const std::string& warning :
-         {start_.warning, chosen ? std::string() : data_.tokenizer.warning, step_.design().choices.warning})
+         {start_.warning, chosen ? std::string() : data_.tokenizer.warning, step_.design().choices.warning,
+          warning_of_repeated_files(context.config.data.train)})
       if (!warning.empty()) print_err("warning: {}\n", warning);
     if (start_.checkpoint) checkpoints_.set_later_aside(progress_.step);
     reporter_.open(start_.checkpoint ? progress_.step : -1);

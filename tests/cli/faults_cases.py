@@ -206,7 +206,7 @@ class FullDisk(CliCase):
         for command in (["pack", "a.txt", "--out", "made", "--tokenizer", "bytes"],
                         ["train-tokenizer", "a.txt", "--vocab-size", "700", "--out", "tokenizer.json"],
                         ["convert", "corpus", "made.npy", "--to", "npy"],
-                        ["join", "corpus", "corpus", "--out", "made"]):
+                        ["join", "corpus", "--out", "made"]):
             with self.subTest(command=command[0]):
                 self.refuse_beyond_limit(DATA, "data", *command)
         self.assertEqual(sorted(path.name for path in self.folder.iterdir()),

@@ -95,7 +95,7 @@ class Recognition(FormatCase):
         for name, content, message in [
                 ("a.zip", archive.getvalue(), "a zip archive"), ("b", archive.getvalue(), "a zip archive"),
                 ("a.tar", tape.getvalue(), "a tar archive"), ("a.tar.gz", gzip.compress(tape.getvalue()), "a tar archive"),
-                ("a.parquet", pointer, "a Git LFS pointer"), ("c.jsonl", pointer, "a Git LFS pointer"),
+                ("a.parquet", pointer, "a Git LFS pointer"), ("c.jsonl.gz", pointer, "a Git LFS pointer"),
                 ("d", pointer, "a Git LFS pointer"), ("e.parquet", b"<html>", "no Parquet file, although its name says so"),
                 ("empty.parquet", b"", "no Parquet file"),
                 ("q.parquet", b"PARE" + bytes(50) + b"PARE", "an encrypted Parquet file"), ("a.feather", b"ARROW1\0\0" + bytes(50), "an Arrow file"),
@@ -293,7 +293,7 @@ class PythonJson(FormatCase):
                 ('{"text": "a"', "column 13: the text ends before } closes"), ('{"text": 01}', "a number begins with 0"),
                 ('{"text": "a"} x', "column 15: there is text after the end of the JSON value"), ('{"text": tru}', "no value begins like this"),
                 ('{"text": "\\u12"}', "four hexadecimal digits must follow"), ('{"text": 1.}', "a digit is missing"),
-                ('{"text": ' + "[" * 70, "nested deeper than 64 levels"), ('{"text": "abc', "has no closing quote")]:
+                ('{"text": ' + "[" * 1001, "nested deeper than 1000 levels"), ('{"text": "abc', "has no closing quote")]:
             with self.subTest(text=text):
                 self.write("a.jsonl", '{"text": "fine"}\n\n' + text + "\n")
                 self.refuse(DATA, ["a.jsonl, line 3: not valid JSON: column ", message], "data", "pack", "a.jsonl", "--out", "x",
@@ -368,6 +368,8 @@ class Compression(FormatCase):
         content = b"\x5a\x2a\x4d\x18" + far.to_bytes(4, "little") + bytes(far) + self.raw_zstd(JSONL, window=0xff)
         self.refuse_all(self.write("d.jsonl.zst", content), "its zstd window takes 3.8 TiB of memory")
         self.refuse_all(self.write("c.jsonl.zst", self.raw_zstd(JSONL, window=0xff)), "its zstd window takes 3.8 TiB of memory")
+        error = self.run_pack(self.write("e.jsonl.zst", b"\x28\xb5\x2f\xfd\x21\x07\x03\x19\0\0{}\n"))[1]
+        self.assertIn("e.jsonl.zst: the compressed data cannot be read: they need the dictionary of zstd -D", error)
 
     @unittest.skipIf(is_sanitized(), "a sanitizer takes more memory than the limit")
     def test_memory_of_xz(self):

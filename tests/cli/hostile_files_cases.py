@@ -258,7 +258,7 @@ class Depth(HostileCase):
             file.write('{"step": 6, "loss": ' + "[" * DEEP + "]" * DEEP + "}\n")
         self.assertEqual(self.run_gptrain("train", self.config, "--resume").code, FINISHED)
         self.path("deep.jsonl").write_text('{"text": ' + "[" * DEEP + "]" * DEEP + "}\n", encoding="utf-8")
-        self.refuse(3, "nested deeper than 64 levels", "data", "pack", "deep.jsonl", "--out", "x", "--tokenizer", "bytes")
+        self.refuse(3, "nested deeper than 1000 levels", "data", "pack", "deep.jsonl", "--out", "x", "--tokenizer", "bytes")
 
 
 class Scale(HostileCase):

@@ -73,7 +73,7 @@ class Unreadable(CliCase):
         self.path("text.txt").write_text("some text\n" * 50, encoding="utf-8")
         self.succeed("data", "pack", "text.txt", "--out", "packed", "--tokenizer", "bytes", "--append-eod")
         self.assertEqual(json.loads(self.path("packed.meta.json").read_text(encoding="utf-8"))["largest_id"], 256)
-        self.succeed("data", "join", "packed", "packed", "--out", "joined")
+        self.succeed("data", "join", "packed", "--out", "joined")
         self.assertEqual(json.loads(self.path("joined.meta.json").read_text(encoding="utf-8"))["largest_id"], 256)
         self.succeed("data", "convert", "corpus", "flat.npy")
         self.succeed("data", "convert", "flat.npy", "converted", "--to", "megatron")

@@ -273,8 +273,8 @@ class OtherFormats(TextCase):
         self.assertIn(lost, self.convert("corpus", "a.npy"))
         for arguments in (["a.npy", "b.bin", "--to", "llm.c"], ["a.npy", "flat"], ["flat", "c.npy"]):
             self.assertIn(unknown, self.convert(*arguments))
-        self.assertNotIn("note", self.succeed("data", "join", "corpus", "corpus", "--out", "twice"))
-        self.assertIn("sha256", self.path("twice.meta.json").read_text(encoding="utf-8"))
+        self.assertNotIn("note", self.succeed("data", "join", "corpus", "--out", "again"))
+        self.assertIn("sha256", self.path("again.meta.json").read_text(encoding="utf-8"))
         for inputs in (["corpus", "flat"], ["b.bin", "a.npy"]):
             self.assertIn(unknown, self.succeed("data", "join", *inputs, "--out", "joined"))
 

@@ -4,7 +4,7 @@ import random
 import struct
 import unittest
 
-from cli_case import DATA, USAGE, CliCase, not_of_some_cases, overrides, tiny_config, write_tokens
+from cli_case import DATA, FINISHED, USAGE, CliCase, not_of_some_cases, overrides, tiny_config, write_tokens
 
 
 class TokenSets(CliCase):
@@ -67,6 +67,15 @@ class TokenSets(CliCase):
         self.refuse(DATA, "s-00000.idx is missing, although s.pack.json counts", "train", "run.json", "--resume", *overrides("run.steps=3"))
         self.refuse(DATA, ["a.jsonl", "`gptrain data pack` makes token files of texts"], "train", "run.json",
                     *overrides('data.train=[{"path": "a.jsonl"}]', "run.out=new"))
+
+    def test_a_file_of_two_sources(self):
+        """tests/unit/data/test_repeated_inputs.cpp has the other ways to name a file twice."""
+        self.write_set("d", random.Random(6))
+        self.write_config(tiny_config(data={"train": [{"path": "d"}, {"path": "d/set-00001"}]}, run={"steps": 1}))
+        warning = "a token file is in the data twice, and its samples come more often than others: d/set-00001.bin of data.train[1]"
+        for command in (["data", "mix", "run.json"], ["train", "run.json", "--dry-run"], ["train", "run.json"]):
+            result = self.run_gptrain(*command)
+            self.assertEqual((result.code, (result.out + result.err).count(warning)), (FINISHED, 1), result)
 
     def test_a_set_that_is_another_one_on_resume(self):
         """tests/unit/data/test_token_set.cpp has all kinds of changes."""

@@ -63,6 +63,7 @@ void BlockReader::open() {
   form_.kind_was_asked = options_.kind.has_value();
   const std::string_view promised = compression_of_name(path);
   if (!promised.empty() && form_.compression.empty() && !pending_.empty()) {
+    refuse_foreign_format(path, pending_);
     throw Error(ExitCode::data, "{} is named as {} data, but does not hold such data: rename it, or fetch it again",
                 path.native(), promised);
   }

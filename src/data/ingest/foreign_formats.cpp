@@ -104,7 +104,8 @@ constexpr Magic foreign[] = {
     {0, "x\xDA", "zlib data", decompress},
 };
 
-// Returns the encoding's name; empty if none. ASCII in UTF-16 has a zero in every second byte.
+// Returns the encoding's name; empty if none. ASCII in UTF-16 has a zero in every second byte. Most characters in
+// UTF-32 have two zeros in the same half of their four bytes.
 std::string_view wide_encoding(std::string_view start) {
   if (start.starts_with(std::string_view("\xFF\xFE\0\0", 4)) ||
       start.starts_with(std::string_view("\0\0\xFE\xFF", 4))) {
@@ -113,10 +114,14 @@ std::string_view wide_encoding(std::string_view start) {
   if (start.starts_with("\xFF\xFE") || start.starts_with("\xFE\xFF")) return "UTF-16";
   const std::string_view some = start.substr(0, 1000);
   if (some.size() < 4) return {};
-  std::array<size_t, 2> zeros{};
-  for (size_t i = 0; i < some.size(); ++i) zeros[i % 2] += some[i] == '\0' ? 1 : 0;
-  const bool is_wide =
-      std::max(zeros[0], zeros[1]) * 4 > some.size() && std::min(zeros[0], zeros[1]) * 20 < some.size();
+  std::array<size_t, 4> zeros{};
+  for (size_t i = 0; i < some.size(); ++i) zeros[i % 4] += some[i] == '\0' ? 1 : 0;
+  const size_t quarter = some.size() / 4;
+  const auto is_zero = [&](size_t at) { return zeros[at] * 10 > quarter * 9; };
+  if ((is_zero(0) && is_zero(1) && !is_zero(3)) || (is_zero(2) && is_zero(3) && !is_zero(0))) return "UTF-32";
+  const size_t even = zeros[0] + zeros[2];
+  const size_t odd = zeros[1] + zeros[3];
+  const bool is_wide = std::max(even, odd) * 4 > some.size() && std::min(even, odd) * 20 < some.size();
   return is_wide ? std::string_view("UTF-16") : std::string_view();
 }
 

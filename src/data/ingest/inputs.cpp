@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/output.h"
 #include "base/units.h"
+#include "data/seen_files.h"
 
 namespace gptrain::inline data {
 namespace {
@@ -100,6 +101,37 @@ void add_matches(const std::string& pattern, std::vector<TextInput>& files) {
   }
 }
 
+std::vector<TextInput> files_of_word(const std::string& word) {
+  std::vector<TextInput> files;
+  std::error_code ignored;
+  if (word == "-") {
+    files.push_back({"-", 0, 0});
+  } else if (fs::is_directory(word, ignored)) {
+    add_folder(word, files);
+  } else if (!fs::exists(word, ignored) && word.find_first_of("*?[") != std::string::npos) {
+    add_matches(word, files);
+  } else {
+    files.push_back(input_file(word));
+  }
+  return files;
+}
+
+// A name of an input, and the command line word that has led to it.
+struct InputName {
+  fs::path path;
+  std::string word;
+};
+
+[[noreturn]] void refuse_second_word(const InputName& first, const InputName& second) {
+  const std::string words = first.word == second.word
+                                ? fmt::format("{} is named twice", first.word)
+                                : fmt::format("{} and {} are both named", first.word, second.word);
+  const std::string file = first.path == second.path
+                               ? first.path.native()
+                               : fmt::format("the same file, {} and {},", first.path.native(), second.path.native());
+  throw Error(ExitCode::usage, "{} as inputs, so that {} would be read twice: name each file once", words, file);
+}
+
 }  // namespace
 
 TextFields::TextFields(std::vector<std::string> words) : words_(std::move(words)) {
@@ -168,17 +200,26 @@ void refuse_overwritten(const std::vector<TextInput>& inputs, const fs::path& ou
 
 std::vector<TextInput> expand_inputs(const std::vector<std::string>& words) {
   std::vector<TextInput> files;
+  std::vector<InputName> names;  // one for each call of seen.add()
+  SeenFiles seen;
   for (const std::string& word : words) {
-    std::error_code ignored;
-    if (word == "-") {
-      files.push_back({"-", 0, 0});
-    } else if (fs::is_directory(word, ignored)) {
-      add_folder(word, files);
-    } else if (!fs::exists(word, ignored) && word.find_first_of("*?[") != std::string::npos) {
-      add_matches(word, files);
-    } else {
-      files.push_back(input_file(word));
+    const size_t first_of_word = names.size();
+    int64_t repeated = 0;
+    std::string first_repeated;
+    for (TextInput& file : files_of_word(word)) {
+      const std::optional<size_t> before = seen.add(file.path);
+      names.push_back({file.path, word});
+      if (!before) {
+        files.push_back(std::move(file));
+        continue;
+      }
+      if (*before < first_of_word) refuse_second_word(names[*before], names.back());
+      if (repeated++ == 0)
+        first_repeated = fmt::format("{} is the file {}", file.path.native(), names[*before].path.native());
     }
+    if (repeated > 0)
+      print_err("left out: of {}, {} of files that have another name there; the first: {}\n", word,
+                format_counted(repeated, "second name"), first_repeated);
   }
   return files;
 }

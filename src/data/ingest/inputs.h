@@ -68,8 +68,9 @@ void refuse_overwritten(const std::vector<TextInput>& inputs, const std::filesys
 
 // Returns the files of command line words. A word is a file, "-", a folder (all files below whose names do not begin
 // with a dot, in the order of their paths; links to files are followed, other entries named on standard error) or, if
-// no such file exists, a pattern with * ? [...] (its matches, in order). Throws Error(data), with the name, for any
-// other word and for a file that cannot be read.
+// no such file exists, a pattern with * ? [...] (its matches, in order). A file that has several names below a folder
+// or among a pattern's matches is taken once; the others are named on standard error. Throws Error(usage) for a file to
+// which two words lead, Error(data), with the name, for any other word and for a file that cannot be read.
 std::vector<TextInput> expand_inputs(const std::vector<std::string>& words);
 
 }  // namespace gptrain::data

@@ -14,7 +14,7 @@ namespace gptrain::inline data {
 // Checks a whole text, then finds values in it. REQUIRES: the text outlives this. Not thread-safe.
 class JsonRecord {
  public:
-  // Throws JsonFault if `text` is not UTF-8, not one JSON value, or nested deeper than max_json_depth.
+  // Throws JsonFault if `text` is not UTF-8, not one JSON value, or nested deeper than max_python_json_depth.
   explicit JsonRecord(std::string_view text);
 
   JsonSpan root() const { return root_; }

@@ -1,8 +1,7 @@
-#include "base/json.h"
-
 #include <simdjson.h>
 #include <vector>
 
+#include "base/json_scanner.h"
 #include "data/ingest/json_texts.h"
 
 namespace gptrain::inline data {
@@ -15,8 +14,8 @@ struct JsonTexts::Impl {
   bool parse(std::string_view json, simdjson::dom::element& root) {
     // simdjson counts the document itself as a level, hence + 1.
     simdjson::error_code error = simdjson::SUCCESS;
-    if (parser.capacity() < json.size() || parser.max_depth() != max_json_depth + 1)
-      error = parser.allocate(json.size(), max_json_depth + 1);
+    if (parser.capacity() < json.size() || parser.max_depth() != max_python_json_depth + 1)
+      error = parser.allocate(json.size(), max_python_json_depth + 1);
     return error == simdjson::SUCCESS && parser.parse(json.data(), json.size(), false).get(root) == simdjson::SUCCESS;
   }
 

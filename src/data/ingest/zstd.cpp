@@ -70,6 +70,8 @@ class ZstdDecoder : public Decoder {
       throw DecodeMemoryFault(
           fmt::format("{} of memory for its zstd window cannot be allocated: {}", window_text(), window_remedy));
     }
+    if (ZSTD_getErrorCode(result) == ZSTD_error_dictionary_wrong)
+      throw DecodeFault("they need the dictionary of zstd -D: decompress them with it first");
     if (ZSTD_isError(result) != 0) throw DecodeFault(ZSTD_getErrorName(result));
     head_.resize(result == 0 ? 0 : std::min(head_.size(), head_before + in.pos));
     return {in.pos, output.pos, result == 0};

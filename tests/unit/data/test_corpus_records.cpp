@@ -125,6 +125,37 @@ TEST_CASE("Each bad value among others on its line is counted once") {
   }
 }
 
+TEST_CASE("JSON beside the text may be as deep as Python reads it, and deeper JSON is one fault") {
+  const auto record = [](size_t levels, const std::string& open, const std::string& close) {
+    std::string text = R"({"text": "a", "tree": )";
+    for (size_t level = 1; level < levels; ++level) text += open;
+    text += "1";
+    for (size_t level = 1; level < levels; ++level) text += close;
+    return text + "}";
+  };
+  for (const auto& [open, close] : {std::pair("[", "]"), std::pair(R"({"x": )", "}"), std::pair("[[", "]]")}) {
+    // NaN is for the second parser.
+    for (const std::string after : {"", R"({"text": "b", "x": NaN})"}) {
+      const size_t each = std::string(open) == "[[" ? 2 : 1;
+      const size_t number = after.empty() ? 1 : 2;
+      for (const size_t levels : {size_t{65}, size_t{500}, 999 / each + 1}) {
+        const Found found = read_records(record(levels, open, close) + after, {.kind = InputKind::jsonl});
+        CHECK(found.texts.size() == number);
+        CHECK(found.faults.empty());
+      }
+      for (const size_t levels : {1002, 100'000}) {
+        const Found found = read_records(record(levels, open, close) + after, {.kind = InputKind::jsonl});
+        CHECK(found.texts.size() == number - 1);
+        REQUIRE(found.faults.size() == 1);
+        CHECK(contains(found.faults[0], "nested deeper than 1000 levels"));
+        CHECK(found.are_counted);
+      }
+    }
+  }
+  const std::string list = "[" + record(900, "[", "]") + ", " + record(100, "[", "]") + "]";
+  CHECK(read_records(list, {.kind = InputKind::json}).texts == std::vector<std::string>{"a", "a"});
+}
+
 TEST_CASE("Documents in another place than the field stop, as their number is unknown") {
   for (const auto& [content, message] : std::vector<std::pair<std::string, std::string>>{
            {R"({"data": [{"text": "a"}, {"text": "b"}]})", "member \"data\" is a list of 2 objects"},
@@ -171,6 +202,27 @@ TEST_CASE("Pointers to data that are elsewhere are refused, and say how to fetch
     CHECK(contains(error_of(ExitCode::data, [&] { refuse_foreign_format("a.jsonl", content); }), remedy));
   }
   CHECK(contains(error_of(ExitCode::data, [&] { format_of("md5: 1\nouts: 2\n", "a.jsonl.dvc"); }), "dvc pull"));
+}
+
+TEST_CASE("Text of two or four bytes a character is named without a byte order mark") {
+  const std::u32string ascii = U"{\"text\": \"the quick brown fox\"}\n";
+  const std::u32string wide = U"{\"text\": \"\u65e5\u672c\u8a9e, \u0416 and words\"}\n";
+  for (const std::u32string& text : {ascii, wide}) {
+    for (const size_t width : {2U, 4U}) {
+      for (const bool big_endian : {false, true}) {
+        std::string bytes;
+        for (const char32_t c : text) {
+          std::string unit = test::little_endian(c, static_cast<int>(width));
+          if (big_endian) std::reverse(unit.begin(), unit.end());
+          bytes += unit;
+        }
+        INFO(width << " " << big_endian);
+        CHECK(contains(error_of(ExitCode::data, [&] { refuse_foreign_format("a.jsonl", bytes); }),
+                       width == 2 ? "text in UTF-16" : "text in UTF-32"));
+      }
+    }
+  }
+  CHECK_NOTHROW(refuse_foreign_format("a", std::string("words, ") + '\0' + " and more of them"));
 }
 
 TEST_CASE("A record or a text that does not end is refused at its limit") {
