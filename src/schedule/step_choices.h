@@ -33,8 +33,7 @@ struct StepChoices {
   // Place of weights that the ZeRO stage does not cut. REQUIRES: resident, or one data rank; or disk, with ZeRO 3 or
   // one data rank and all optimizer state away: the weights then lie beside it.
   Residency weights = Residency::resident;
-  // Sums of gradients lie beside the optimizer's state. REQUIRES: all of that is away; one data rank or ZeRO 2 and 3;
-  // f32.
+  // Sums of gradients lie beside optimizer state. REQUIRES: all of that is away; one data rank or ZeRO 2 and 3; f32.
   bool gradients_on_disk = false;
   // Updates run on the host, where the weights that they write and all that only they read lie. REQUIRES: the ops run
   // in host memory, too; fp32, or bf16 with masters; no qk_clip.
@@ -49,7 +48,6 @@ struct StepChoices {
     return std::any_of(optimizer_state.begin(), optimizer_state.end(),
                        [](MemoryPlace place) { return place != MemoryPlace::device; });
   }
-
   bool backward_recomputes = false;  // orders passes as if each backward pass ran its forward pass again
   LayerChoices layers = {};
   std::string warning;  // one line about settings that do no good on the target; empty if there are none
