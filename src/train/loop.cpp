@@ -97,9 +97,9 @@ ExitCode TrainingLoop::train() {
     checkpoints_.save_at_end(progress_);
     return stopped();
   }
-  const bool validated = validation_->run(progress_.step);
+  const bool validated = validate();
   checkpoints_.save_at_end(progress_);
-  losses_.end_if_skipped_last(progress_);
+  losses_.end_if_lost(progress_, validation_->is_lost());
   if (!validated) return stopped();
   if (context_.leads()) {
     print_out("done: step {}; metrics, checkpoints and report.html are in {}\n", progress_.step,
@@ -219,9 +219,16 @@ void TrainingLoop::do_what_is_due() {
   losses_.end_if_diverged(progress_);
   const int64_t compare_every = context_.config.comm.compare_every_steps;
   if (compare_every > 0 && progress_.step % compare_every == 0) compare_replicas(context_, *step_, progress_.step);
-  if (!is_last() && validation_->is_due(progress_.step)) validation_->run(progress_.step);
+  if (!is_last() && validation_->is_due(progress_.step)) validate();
   if (!is_last()) checkpoints_.save_if_due(progress_);
   if (samples_.is_due(progress_.step)) samples_.run(progress_);
+}
+
+// Returns false if a stop left the validation out.
+bool TrainingLoop::validate() {
+  const bool validated = validation_->run(progress_.step);
+  if (validated && validation_->is_lost()) losses_.note_lost_validation(progress_);
+  return validated;
 }
 
 // Returns true if the work after the step needs its result, or a device without other work.

@@ -56,6 +56,7 @@ class TrainingLoop {
   void count(const StepResult& result);
   void warn_of_no_checkpoints(double step_seconds);
   void do_what_is_due();
+  bool validate();
   bool needs_result(int64_t step) const;
   bool is_last() const { return progress_.step == start_.last_step; }
   int64_t begun_steps() const { return progress_.step + step_->begun(); }
