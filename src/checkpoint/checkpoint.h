@@ -37,7 +37,7 @@ void save_checkpoint(const std::filesystem::path& out, const Manifest& manifest,
 // the first rank publishes, or discards if a part could not be written. THROW Error(checkpoint) as above; files written
 // so far then stay until they are discarded. discard_checkpoint does not throw, and leaves files that it cannot remove.
 void begin_checkpoint(const std::filesystem::path& out, int64_t step);
-// Returns the part's description for publish_checkpoint.
+// Returns the part's description for publish_checkpoint. THROWS Error(diverged) if a number is not finite.
 std::string write_checkpoint_part(const std::filesystem::path& out, int64_t step, int64_t rank,
                                   const std::vector<Slice>& slices);
 // `num_tensors` is the number of global tensors over all parts, each counted once.
@@ -98,7 +98,8 @@ bool is_sound_checkpoint(const std::filesystem::path& checkpoint);
 // order; empty if the folder cannot be read.
 std::vector<CheckpointInfo> list_abandoned(const std::filesystem::path& out);
 
-// Deletes all checkpoints but the newest `keep_last` and those whose step is a multiple of keep_every (0: none).
+// Deletes all checkpoints but the newest `keep_last`, those whose step is a multiple of keep_every (0: none), and the
+// last one before the loss rose (last_before_rise), so that a run that diverges keeps a state to go back to.
 // Checkpoints that are not sound (see above) are not counted and not deleted. Also deletes unfinished checkpoints, and
 // abandoned ones whose steps the run has reached again. Renames a checkpoint to a temporary name first, so that a crash
 // never leaves a damaged "complete" checkpoint. Returns a warning about folders that it cannot read or delete, else

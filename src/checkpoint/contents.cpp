@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/printable.h"
+#include "base/units.h"
 #include "checkpoint/folder.h"
 
 namespace gptrain::inline checkpoint {
@@ -161,12 +162,28 @@ void cut_slice(const Slice& slice, int64_t most_bytes, std::vector<Slice>& piece
 }
 
 // Returns the data's checksum.
-uint32_t write_slice(const Slice& slice, SafetensorsWriter& writer) {
-  const int64_t bytes = slice_bytes(slice);
-  if (slice.memory == nullptr) return writer.write(slice.data, bytes);
+uint32_t write_slice(const Slice& slice, SafetensorsWriter& writer, NotFinite not_finite) {
+  int64_t lost = 0;
   uint32_t crc = 0;
-  slice.memory->read(static_cast<const std::byte*>(slice.data), bytes,
-                     [&](const std::byte* piece, int64_t count) { crc = writer.write(piece, count, crc); });
+  // Pieces stay in a cache from the look at their numbers to the checksum.
+  constexpr int64_t piece_bytes = int64_t{1} << 18;
+  const auto write = [&](const std::byte* from, int64_t bytes) {
+    for (int64_t at = 0; at < bytes; at += piece_bytes) {
+      const int64_t count = std::min(piece_bytes, bytes - at);
+      if (not_finite == NotFinite::refused)
+        lost += count_not_finite(from + at, count / dtype_bytes(slice.dtype), slice.dtype);
+      crc = writer.write(from + at, count, crc);
+    }
+  };
+  const auto* const data = static_cast<const std::byte*>(slice.data);
+  if (slice.memory == nullptr) {
+    write(data, slice_bytes(slice));
+  } else {
+    slice.memory->read(data, slice_bytes(slice), write);
+  }
+  if (lost > 0)
+    throw Error(ExitCode::diverged, "{} of tensor \"{}\" are not finite", format_counted(lost, "number"),
+                printable(slice.name));
   return crc;
 }
 
@@ -185,11 +202,12 @@ SafetensorsWriter begin_file(const fs::path& path, std::span<const Slice> slices
   return SafetensorsWriter(path, tensors, metadata);
 }
 
-FileRecord write_file(const fs::path& folder, const std::string& name, std::span<const Slice> slices) {
+FileRecord write_file(const fs::path& folder, const std::string& name, std::span<const Slice> slices,
+                      NotFinite not_finite) {
   FileRecord record;
   record.name = name;
   SafetensorsWriter writer = begin_file(folder / name, slices);
-  for (const Slice& slice : slices) record.slices_crc32c[slice_key(slice)] = write_slice(slice, writer);
+  for (const Slice& slice : slices) record.slices_crc32c[slice_key(slice)] = write_slice(slice, writer, not_finite);
   writer.finish();
   record.bytes = writer.file_bytes();
   record.header_crc32c = writer.header_crc32c();
@@ -199,7 +217,7 @@ FileRecord write_file(const fs::path& folder, const std::string& name, std::span
 }  // namespace
 
 std::vector<FileRecord> write_rank_files(const fs::path& folder, int64_t rank, const std::vector<Slice>& given,
-                                         int64_t part_bytes) {
+                                         int64_t part_bytes, NotFinite not_finite) {
   check_slices(given);
   std::vector<Slice> slices;
   for (const Slice& slice : given) cut_slice(slice, part_bytes, slices);
@@ -221,7 +239,7 @@ std::vector<FileRecord> write_rank_files(const fs::path& folder, int64_t rank, c
   size_t begin = 0;
   for (size_t part = 0; part < ends.size(); ++part) {
     const std::string name = ends.size() == 1 ? rank_file_name(rank) : rank_part_name(rank, static_cast<int64_t>(part));
-    records.push_back(write_file(folder, name, {slices.data() + begin, ends[part] - begin}));
+    records.push_back(write_file(folder, name, {slices.data() + begin, ends[part] - begin}, not_finite));
     begin = ends[part];
   }
   return records;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "checkpoint/boxes.h"
+#include "checkpoint/finite.h"
 #include "checkpoint/manifest.h"
 #include "checkpoint/safetensors.h"
 #include "checkpoint/slice.h"
@@ -21,9 +22,11 @@ inline constexpr int64_t usual_part_bytes = int64_t{1} << 30;
 // most that size, rank-RRRRR-00000.safetensors and so on. Returns the manifest's records of these files. A slice that
 // is larger than a part is stored as several slices. A slice that is a whole tensor is stored under the tensor's name,
 // any other as NAME@OFFSET. THROWS Error(checkpoint), also for slices that do not lie in their tensor, overlap, or
-// disagree on its shape.
+// disagree on its shape. THROWS Error(diverged) at the first slice with numbers that are not finite, if those are
+// refused.
 std::vector<FileRecord> write_rank_files(const std::filesystem::path& folder, int64_t rank,
-                                         const std::vector<Slice>& slices, int64_t part_bytes = usual_part_bytes);
+                                         const std::vector<Slice>& slices, int64_t part_bytes = usual_part_bytes,
+                                         NotFinite not_finite = NotFinite::refused);
 
 struct StoredSlice {
   size_t file = 0;  // index in the manifest's list of files
@@ -31,9 +34,6 @@ struct StoredSlice {
   Box box;
   uint32_t crc32c = 0;
 };
-
-// Treatment of numbers that are NaN or infinite, which only a run that has diverged saves.
-enum class NotFinite : uint8_t { refused, allowed };
 
 struct StoredTensor {
   std::vector<int64_t> global_shape;

@@ -21,10 +21,10 @@ constexpr double most_of_guesses = 2;  // factor of the loss of a model that has
 
 bool has_risen(double loss, double least) { return !std::isfinite(loss) || loss > most_rise * least + noise; }
 
-// Returns the run's checkpoints that record their loss, oldest first.
-std::vector<CheckpointLoss> known_losses(const fs::path& out) {
+// Returns the checkpoints that record their loss.
+std::vector<CheckpointLoss> known_losses(const std::vector<CheckpointInfo>& checkpoints) {
   std::vector<CheckpointLoss> known;
-  for (const CheckpointInfo& info : list_checkpoints(out)) {
+  for (const CheckpointInfo& info : checkpoints) {
     try {
       const std::optional<double> loss = load_manifest(info.path).manifest.progress.loss;
       if (loss) known.push_back({info, *loss});
@@ -37,15 +37,24 @@ std::vector<CheckpointLoss> known_losses(const fs::path& out) {
 
 }  // namespace
 
-std::optional<CheckpointLoss> last_before_rise(const fs::path& out) {
+std::optional<CheckpointLoss> last_before_rise(const fs::path& out) { return last_before_rise(list_checkpoints(out)); }
+
+std::optional<CheckpointLoss> last_before_rise(const std::vector<CheckpointInfo>& checkpoints) {
   std::optional<CheckpointLoss> last;
   double least = std::numeric_limits<double>::max();
-  for (const CheckpointLoss& known : known_losses(out)) {
+  for (const CheckpointLoss& known : known_losses(checkpoints)) {
     if (has_risen(known.loss, least)) continue;
     least = std::min(least, known.loss);
     last = known;
   }
   return last;
+}
+
+std::string way_before_rise(const fs::path& out) {
+  const auto last = last_before_rise(out);
+  if (!last) return "";
+  return fmt::format("; the last one before the loss rose is of step {}, with loss {:.4f}: --resume {} goes on from it",
+                     last->checkpoint.step, last->loss, last->checkpoint.path.string());
 }
 
 std::string rise_warning(const fs::path& checkpoint) {

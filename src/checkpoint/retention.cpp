@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <fmt/format.h>
 #include <limits>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "checkpoint/contents.h"
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
+#include "checkpoint/losses.h"
 
 namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
@@ -48,6 +50,16 @@ std::string remove_abandoned_until(const fs::path& out, int64_t last_step) {
   for (const CheckpointInfo& info : list_abandoned(out))
     if (info.step <= last_step) add_warning(warnings, remove_checkpoint(info.path));
   return warnings;
+}
+
+// Returns the step of the newest checkpoint whose loss has not risen, among those that are not kept for good; -1: none,
+// or none would be removed.
+int64_t step_before_rise(std::vector<CheckpointInfo> checkpoints, int64_t keep_last, int64_t keep_every) {
+  if (keep_every > 0) std::erase_if(checkpoints, [&](const auto& info) { return info.step % keep_every == 0; });
+  if (std::ssize(checkpoints) <= keep_last) return -1;
+  std::erase_if(checkpoints, [](const auto& info) { return !is_sound_checkpoint(info.path); });
+  const std::optional<CheckpointLoss> last = last_before_rise(checkpoints);
+  return last ? last->checkpoint.step : -1;
 }
 
 }  // namespace
@@ -88,6 +100,7 @@ std::string apply_retention(const fs::path& out, int64_t keep_last, int64_t keep
   std::string warnings = remove_unfinished_checkpoints(out);
   try {
     const std::vector<CheckpointInfo> checkpoints = list_checkpoints(out);
+    const int64_t before_rise = step_before_rise(checkpoints, keep_last, keep_every);
     int64_t num_kept = 0, newest_step = -1;
     for (auto newest = checkpoints.rbegin(); newest != checkpoints.rend(); ++newest) {
       const CheckpointInfo& old = *newest;
@@ -96,7 +109,7 @@ std::string apply_retention(const fs::path& out, int64_t keep_last, int64_t keep
       if (!is_sound_checkpoint(old.path)) continue;
       ++num_kept;
       newest_step = std::max(newest_step, old.step);
-      if (!is_candidate) continue;
+      if (!is_candidate || old.step == before_rise) continue;
       add_warning(warnings, remove_checkpoint(old.path));
     }
     add_warning(warnings, remove_abandoned_until(out, newest_step));

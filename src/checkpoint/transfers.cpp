@@ -1,7 +1,6 @@
 #include "checkpoint/transfers.h"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <optional>
 #include <string>
@@ -56,20 +55,6 @@ std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& co
     wanted[slice.name].push_back(&slice);
   }
   return wanted;
-}
-
-// Returns the number of values that are NaN or infinite. Values of one byte are codes, and always finite.
-int64_t count_not_finite(const std::byte* data, int64_t count, DType dtype) {
-  const auto count_in = [count](const auto* values, auto is_finite) {
-    int64_t lost = 0;
-    for (int64_t i = 0; i < count; ++i) lost += is_finite(values[i]) ? 0 : 1;
-    return lost;
-  };
-  if (dtype == DType::f32)
-    return count_in(reinterpret_cast<const float*>(data), [](float value) { return std::isfinite(value); });
-  if (dtype == DType::bf16)
-    return count_in(reinterpret_cast<const bf16*>(data), [](bf16 value) { return std::isfinite(to_float(value)); });
-  return 0;
 }
 
 // Sorts by file and by offset in the file.

@@ -178,6 +178,12 @@ void prune(const std::string& run, int64_t keep_last, int64_t keep_every) {
   const std::vector<CheckpointInfo> left = list_checkpoints(run);
   print_out("{}: {} removed, {} kept\n", run, format_counted(static_cast<int64_t>(before - left.size()), "checkpoint"),
             left.size());
+  const auto last = last_before_rise(run);
+  const auto has_risen = [&](const CheckpointInfo& info) {
+    return info.step > last->checkpoint.step && is_sound_checkpoint(info.path);
+  };
+  if (last && std::any_of(left.begin(), left.end(), has_risen))
+    print_out("{} is kept: it is the last one before the loss rose\n", last->checkpoint.path.string());
   if (const size_t removed = abandoned - list_abandoned(run).size(); removed > 0)
     print_out("{}: {} removed that a resume had set aside\n", run,
               format_counted(static_cast<int64_t>(removed), "checkpoint"));

@@ -110,18 +110,20 @@ void read_master(const Variables& variables, Launch& launch) {
 struct OtherLauncher {
   const char* name;
   const char* rank;
-  const char* size;        // null: not told
-  const char* local_rank;  // null: not told, as the size
-  const char* local_size;  // null: not told
+  const char* size;             // null: not told
+  const char* local_rank;       // null: not told, as the size
+  const char* local_size;       // null: not told
+  const char* nodes = nullptr;  // number of nodes; null: not told
 };
 constexpr OtherLauncher other_launchers[] = {
     {"jsrun", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"},
-    {"Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", nullptr},
+    {"Flux", "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", nullptr, "FLUX_JOB_NNODES"},
     {"MVAPICH", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"},
     {"PALS", "PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"},
     {"MPICH or Intel MPI", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     {"Platform MPI", "MPI_RANKID", "MPI_NRANKS", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     {"Horovod", "HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"},
+    {"a launcher with PMI", "PMI_ID", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"},
     {"PMIx", "PMIX_RANK", nullptr, nullptr, nullptr},
     {"aprun", "ALPS_APP_PE", nullptr, nullptr, nullptr},
 };
@@ -150,13 +152,15 @@ bool read_other_launcher(const Variables& variables, Launch& launch) {
     launch.source = Launch::Source::other_mpi;
     read_rank(variables, launch, other.rank, other.size, other.local_rank, other.local_size);
     if (launch.size == 1) return true;
+    if (other.nodes != nullptr && variables.text(other.nodes) == "1") launch.local_size = launch.size;
     const bool on_one_node = launch.local_size == launch.size;
     if (!on_one_node && !(variables.has("MASTER_ADDR") && variables.has("MASTER_PORT"))) {
       throw Error(
           ExitCode::usage,
-          "{}={} and {}={}: started by {} on several nodes, and MASTER_ADDR and MASTER_PORT do not say where rank "
-          "0 is: set them to its host and to a port that is free there",
-          other.rank, launch.rank, other.size, launch.size, other.name);
+          "{}={} and {}={}: started by {}{}, and MASTER_ADDR and MASTER_PORT do not say where rank 0 is: set them to "
+          "its host and to a port that is free there",
+          other.rank, launch.rank, other.size, launch.size, other.name,
+          launch.local_size > 0 ? " on several nodes" : "");
     }
     launch.master_addresses = {variables.has("MASTER_ADDR") ? address_of(variables.text("MASTER_ADDR")) : "127.0.0.1"};
     launch.master_port = variables.integer_or(
@@ -208,6 +212,11 @@ int64_t count_in(const Variables& variables, const char* name) {
   return count;
 }
 
+// Returns the number of names that a mark separates; 0 in an empty list.
+int64_t names_in_list(const std::string& list, char mark) {
+  return list.empty() ? 0 : std::count(list.begin(), list.end(), mark) + 1;
+}
+
 // Returns the number of different words, each on a line of its own in a file of hosts; 0 if there is no such file.
 int64_t hosts_in_file(const std::string& path) {
   std::ifstream file(path);
@@ -257,8 +266,10 @@ void read_job_size(const Variables& variables, Launch& launch) {
   if (variables.has("SLURM_NTASKS_PER_NODE"))
     note_tasks("SLURM_NTASKS_PER_NODE", count_in(variables, "SLURM_NTASKS_PER_NODE") * launch.nodes_of_job);
   note_nodes("SLURM_TASKS_PER_NODE", nodes_in_short_form(variables.text("SLURM_TASKS_PER_NODE")));
-  for (const char* file : {"PBS_NODEFILE", "OAR_NODEFILE"}) note_nodes(file, hosts_in_file(variables.text(file)));
+  for (const char* file : {"PBS_NODEFILE", "OAR_NODEFILE", "COBALT_NODEFILE", "LSB_DJOB_HOSTFILE"})
+    note_nodes(file, hosts_in_file(variables.text(file)));
   for (const char* list : {"LSB_MCPU_HOSTS", "LSB_HOSTS"}) note_nodes(list, hosts_in_list(variables.text(list)));
+  note_nodes("AZ_BATCH_NODE_LIST", names_in_list(variables.text("AZ_BATCH_NODE_LIST"), ';'));
   note_nodes("SM_HOSTS", hosts_in_json(variables.text("SM_HOSTS")));
   if (!variables.has("PBS_NODEFILE")) note_tasks("PBS_NP", count_in(variables, "PBS_NP"));
   if (!variables.has("LSB_MCPU_HOSTS") && !variables.has("LSB_HOSTS"))

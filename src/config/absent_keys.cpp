@@ -173,7 +173,7 @@ std::span<const Aliases> absent_keys() {
        {"qk_head_dim", "qk_pos_emb_head_dim", "dsa_indexer_*", "kv_lora_rank", "q_lora_rank", "multi_latent_attention",
         "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim", "mla_*"}},
       {"gptrain smooths no labels", {"label_smoothing", "label_smoothing_factor"}},
-      {"checkpoint.keep_last and keep_every say which checkpoints are kept, whatever their losses",
+      {"checkpoint.keep_last and keep_every say which checkpoints are kept, beside the last one before the loss rose",
        {"load_best_model_at_end", "metric_for_best_model", "early_stopping_patience", "early_stopping",
         "greater_is_better", "save_best", "save_top_k"}},
       {"gptrain writes to local folders alone: `checkpoint export --hf` makes one to upload",

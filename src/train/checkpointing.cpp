@@ -144,7 +144,12 @@ void Checkpointing::set_later_aside(int64_t step) {
 }
 
 std::optional<RunProgress> Checkpointing::go_back(int64_t step) {
-  finish_writing_or_stop();
+  try {
+    finish_writing_or_stop();
+  } catch (const Error& error) {
+    // The run goes back to before that state.
+    if (error.code() != ExitCode::diverged) throw;
+  }
   std::vector<CheckpointInfo> found;
   agree_on(context_.all(), context_.world, [&] {
     if (context_.leads()) found = list_checkpoints(folder_.out());
@@ -231,9 +236,18 @@ void Checkpointing::save_if_due(const RunProgress& progress) {
     } catch (const PeerGone&) {
       throw;
     } catch (const Error& error) {
+      pass_on_diverged(progress.step, error);
       note_failure(progress.step, error);
     }
   }
+}
+
+void Checkpointing::distrust() {
+  doubtful_ = true;
+  if (!copied_) return;
+  copied_.reset();
+  saved_step_ = -1;
+  save_due_ = true;
 }
 
 Checkpointing::Writing Checkpointing::begin_writing(const RunProgress& progress, const std::vector<StateSlice>& pieces,
@@ -312,6 +326,7 @@ bool Checkpointing::finish_writing_or_stop() {
   } catch (const PeerGone&) {
     throw;
   } catch (const Error& error) {
+    pass_on_diverged(step, error);
     note_failure(step, error);
     return false;
   }
@@ -320,6 +335,15 @@ bool Checkpointing::finish_writing_or_stop() {
 std::string Checkpointing::failure_text(int64_t step, const Error& error) const {
   return fmt::format("run.out = {}: the checkpoint of step {} could not be saved: {}", context_.config.run.out, step,
                      error.what());
+}
+
+void Checkpointing::pass_on_diverged(int64_t step, const Error& error) const {
+  if (error.code() != ExitCode::diverged) return;
+  if (!context_.leads()) throw Error(ExitCode::diverged, std::string());
+  const bool has_others = !found_checkpoints(folder_.out()).empty();
+  throw Error(ExitCode::diverged, "training diverged: the state after step {} is not saved: {}; {}{}", step,
+              error.what(), has_others ? "earlier checkpoints are untouched" : "no checkpoint was saved before",
+              way_before_rise(folder_.out()));
 }
 
 void Checkpointing::note_failure(int64_t step, const Error& error) {
@@ -338,6 +362,7 @@ void Checkpointing::save_at_end(const RunProgress& progress) {
     } catch (const PeerGone&) {
       throw;
     } catch (const Error& error) {
+      pass_on_diverged(progress.step, error);
       const std::string before = folder_.fault();
       const bool goes_on = context_.leads() && folder_.has_other_place(failure_text(progress.step, error));
       if (!broadcast_text(context_.all(), goes_on ? "yes" : "", 0).empty()) continue;

@@ -24,7 +24,8 @@
 namespace gptrain::inline train {
 
 // Every rank has one object and makes the same calls, while no step is running. Functions are collective over the world
-// and throw like write_state and load_state, unless they say otherwise.
+// and throw like write_state and load_state, unless they say otherwise. A state with numbers that are not finite is not
+// saved, which ends the run with Error(diverged).
 //
 // A save is one piece of work: all ranks write a StateSave, it becomes durable and gets its name, and the checkpoints
 // that retention no longer keeps are removed. With checkpoint.asynchronous the StateSave refers to a copy of the state,
@@ -71,6 +72,8 @@ class Checkpointing {
   std::optional<RunProgress> go_back(int64_t step);
   // Saves the current state under its step again.
   void replace_checkpoint(const RunProgress& progress);
+  // Says that the state after the last step may be damaged after all: puts its save off like a doubtful step.
+  void distrust();
   // Returns true if this rank knows that a save beside the steps has failed. Not collective.
   bool has_failed() const { return work_ && work_->has_failed(); }
   // Waits for the save in progress when the run ends with another error, and prints a warning if the save has failed.
@@ -113,6 +116,8 @@ class Checkpointing {
   std::string failure_text(int64_t step, const Error& error) const;
   // Records on rank 0 that it could not be saved, as a fault of the run's folder.
   void note_failure(int64_t step, const Error& error);
+  // Throws the error anew, with the way back, if it says that the state after `step` is not finite.
+  void pass_on_diverged(int64_t step, const Error& error) const;
   void note_end(const Writing& writing);
   // Returns true if a checkpoint is due after `step` by the clock of rank 0, which also tells all ranks when to ask
   // again: after half of the seconds left, so that few steps wait for rank 0.

@@ -12,7 +12,6 @@
 #include "base/output.h"
 #include "base/units.h"
 #include "comm/agree.h"
-#include "data/token_set.h"
 #include "optim/learning_rate.h"
 #include "train/loop_parts.h"
 #include "train/replicas.h"
@@ -44,6 +43,7 @@ class TrainingLoop {
   void count(const StepResult& result);
   void warn_of_no_checkpoints(double step_seconds);
   void do_what_is_due();
+  bool validate();
   bool needs_result(int64_t step) const;
   bool is_last() const { return progress_.step == start_.last_step; }
   int64_t begun_steps() const { return progress_.step + step_.begun(); }
@@ -99,9 +99,8 @@ TrainingLoop::TrainingLoop(const RunContext& context, const TrainOptions& option
     start_.lock->keep();
     // A loaded checkpoint has the vocabulary's rows already, so the tokenizer's warning is of no use.
     const bool chosen = start_.checkpoint || start_.weights;
-    for (const std::string& warning :
-         {start_.warning, chosen ? std::string() : data_.tokenizer.warning, step_.design().choices.warning,
-          warning_of_repeated_files(context.config.data.train)})
+    for (const std::string& warning : {start_.warning, chosen ? std::string() : data_.tokenizer.warning,
+                                       step_.design().choices.warning, data_.warning})
       if (!warning.empty()) print_err("warning: {}\n", warning);
     if (start_.checkpoint) checkpoints_.set_later_aside(progress_.step);
     reporter_.open(start_.checkpoint ? progress_.step : -1);
@@ -144,9 +143,9 @@ ExitCode TrainingLoop::train() {
     checkpoints_.save_at_end(progress_);
     return stopped();
   }
-  const bool validated = validation_.run(progress_.step);
+  const bool validated = validate();
   checkpoints_.save_at_end(progress_);
-  losses_.end_if_skipped_last(progress_);
+  losses_.end_if_lost(progress_, validation_.is_lost());
   if (!validated) return stopped();
   if (context_.leads()) {
     print_out("done: step {}; metrics, checkpoints and report.html are in {}\n", progress_.step,
@@ -266,9 +265,16 @@ void TrainingLoop::do_what_is_due() {
   losses_.end_if_diverged(progress_);
   const int64_t compare_every = context_.config.comm.compare_every_steps;
   if (compare_every > 0 && progress_.step % compare_every == 0) compare_replicas(context_, step_, progress_.step);
-  if (!is_last() && validation_.is_due(progress_.step)) validation_.run(progress_.step);
+  if (!is_last() && validation_.is_due(progress_.step)) validate();
   if (!is_last()) checkpoints_.save_if_due(progress_);
   if (samples_.is_due(progress_.step)) samples_.run(progress_);
+}
+
+// Returns false if a stop left the validation out.
+bool TrainingLoop::validate() {
+  const bool validated = validation_.run(progress_.step);
+  if (validated && validation_.is_lost()) losses_.note_lost_validation(progress_);
+  return validated;
 }
 
 // Returns true if the work after the step needs its result, or a device without other work.

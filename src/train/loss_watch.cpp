@@ -43,8 +43,22 @@ void LossWatch::end_if_diverged(const RunProgress& progress) {
                              format_counted(progress.skipped_in_a_row, "step"), most, way_back()));
 }
 
-void LossWatch::end_if_skipped_last(const RunProgress& progress) const {
-  if (progress.skipped_in_a_row == 0) return;
+void LossWatch::note_lost_validation(RunProgress& progress) {
+  doubtful_ = true;
+  progress.loss = std::numeric_limits<double>::quiet_NaN();
+  checkpoints_.distrust();
+  if (context_.leads())
+    print_err("warning: the validation loss after step {} is not finite: the state is damaged{}\n", progress.step,
+              before_rise());
+}
+
+void LossWatch::end_if_lost(const RunProgress& progress, bool is_lost) const {
+  if (progress.skipped_in_a_row == 0 && !is_lost) return;
+  if (progress.skipped_in_a_row == 0)
+    throw diverged(
+        fmt::format("the validation loss after the last step, {}, is not finite; earlier checkpoints in {} "
+                    "are kept{}",
+                    progress.step, (folder_.out() / "checkpoints").string(), before_rise()));
   throw diverged(fmt::format("loss or gradients were not finite in the last {}; earlier checkpoints in {} are kept{}",
                              format_counted(progress.skipped_in_a_row, "step"),
                              (folder_.out() / "checkpoints").string(), before_rise()));
@@ -90,12 +104,7 @@ std::string LossWatch::way_back() const {
                      before_rise());
 }
 
-std::string LossWatch::before_rise() const {
-  const auto last = context_.leads() ? last_before_rise(folder_.out()) : std::nullopt;
-  if (!last) return "";
-  return fmt::format("; the last one before the loss rose is of step {}, with loss {:.4f}: --resume {} goes on from it",
-                     last->checkpoint.step, last->loss, last->checkpoint.path.string());
-}
+std::string LossWatch::before_rise() const { return context_.leads() ? way_before_rise(folder_.out()) : std::string(); }
 
 std::string LossWatch::spike_text(const LossHistory& losses) const {
   const LossSpread spread = spread_of(losses);

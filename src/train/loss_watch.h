@@ -39,8 +39,11 @@ class LossWatch {
   bool is_doubtful() const { return doubtful_; }
   // THROWS Error(diverged) if too many steps were skipped.
   void end_if_diverged(const RunProgress& progress);
-  // THROWS Error(diverged) if the run's last step was skipped.
-  void end_if_skipped_last(const RunProgress& progress) const;
+  // THROWS Error(diverged) if the run's last step was skipped, or if the validation after it `is_lost`.
+  void end_if_lost(const RunProgress& progress, bool is_lost) const;
+  // Call after a validation whose loss was not finite: the state is damaged, and the manifest of a checkpoint of it
+  // says so.
+  void note_lost_validation(RunProgress& progress);
 
   // Returns true if the run must go back once no step is running.
   bool has_spiked() const { return spiked_; }

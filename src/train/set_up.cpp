@@ -17,6 +17,7 @@
 #include "comm/agree.h"
 #include "comm/texts.h"
 #include "data/source_record.h"
+#include "data/token_set.h"
 #include "train/run_state.h"
 #include "train/samples.h"
 
@@ -182,6 +183,7 @@ RunData open_data(const RunConfig& config, const Start& start, Communicator* all
     require_tokenizer_of_samples(config.run, config.model.vocab_size, tokenizer);
     ResumedData resumed = training_data(config, start);
     data.emplace(RunData{.tokenizer = std::move(tokenizer),
+                         .warning = warning_of_repeated_files(config.data.train),
                          .train = std::move(resumed.train),
                          .validation = std::nullopt,
                          .record = std::move(resumed.record),

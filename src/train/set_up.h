@@ -44,6 +44,7 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t
 
 struct RunData {
   RunTokenizer tokenizer;
+  std::string warning;  // about files that several sources of the training data have; else empty
   Dataset train;
   std::optional<Dataset> validation;
   RunRecord record;

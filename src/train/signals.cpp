@@ -50,22 +50,20 @@ bool is_repeated_term(int number) {
   return now - std::chrono::steady_clock::duration(earlier) < one_request;
 }
 
-// Returns true for signals that only announce the end and never end the process: the kernel repeats SIGXCPU every
-// second, and LSF sends SIGINT and SIGTERM after SIGXCPU, the first of which then is no second request.
-bool is_announcement(int number) { return number == SIGUSR2 || number == SIGXCPU; }
+// Returns true for signals that only announce the end and never end the process. Schedulers send SIGINT or SIGTERM
+// after them, which then is no second request: Slurm after SIGUSR1, LSF after SIGUSR2 and SIGXCPU, systemd after
+// SIGHUP. The kernel repeats SIGXCPU every second. SIGHUP may come twice, from the kernel and from the shell.
+bool is_announcement(int number) { return number != SIGINT && number != SIGTERM; }
 
 // Handles a signal. A library's thread, which does not block the signals, may take one at the same time as
-// take_signals; then one of the two counts as the second. SIGHUP may come twice, from the kernel and from the shell.
+// take_signals; then one of the two counts as the second.
 void on_signal(int number) {
   int before = 0;
   bool is_first = received.compare_exchange_strong(before, number);
   if (!is_first && is_announcement(before) && !is_announcement(number))
     is_first = received.compare_exchange_strong(before, number);
-  if (number == SIGHUP) {
-    leave_lost_terminal();
-  } else if (!is_repeated_term(number) && !is_announcement(number) && !is_first) {
-    _exit(128 + number);
-  }
+  if (number == SIGHUP) leave_lost_terminal();
+  if (!is_repeated_term(number) && !is_announcement(number) && !is_first) _exit(128 + number);
 }
 
 void take_signals() {

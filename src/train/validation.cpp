@@ -1,5 +1,6 @@
 #include "train/validation.h"
 
+#include <cmath>
 #include <fmt/format.h>
 #include <numbers>
 
@@ -41,6 +42,7 @@ void Validation::warn_of_repeats() const {
 
 bool Validation::run(int64_t step) {
   if (!data_ || validated_step_ == step) return true;
+  lost_ = false;
   context_.world.activity().set_phase("validation");
   std::optional<AveragedWeights> average;
   if (context_.config.run.validate_ema && step_.updates() > 0) average.emplace(step_);
@@ -52,6 +54,7 @@ bool Validation::run(int64_t step) {
   });
   if (!sum) return false;
   validated_step_ = step;
+  lost_ = !std::isfinite(*sum);
   reporter_.report_validation(step, metrics_of(*sum, average.has_value()), context_.config.run.validation_samples);
   return true;
 }

@@ -31,6 +31,8 @@ class Validation {
   // reports the loss; does nothing if this object has evaluated the step before. Returns false if a stop left it out; a
   // run that resumes from the step does it then. Collective over the world, while no step is running.
   bool run(int64_t step);
+  // Returns true if the loss of the last evaluation was not finite.
+  bool is_lost() const { return lost_; }
   // Forgets the evaluated step. Call when the run has gone back.
   void forget() { validated_step_ = -1; }
 
@@ -47,6 +49,7 @@ class Validation {
   StopRequest& stop_;
   std::string fault_;  // the reason why some data could not be read
   int64_t validated_step_ = -1;
+  bool lost_ = false;
   std::optional<int64_t> text_bytes_;  // bytes of the evaluated text; none: not rank 0, or not counted yet
 };
 

@@ -13,7 +13,7 @@ import termios
 import time
 from pathlib import Path
 
-from cli_case import (CHECKPOINT, DATA, EXECUTABLE, FINISHED, MACHINE, REQUEUE, TIMEOUT_SECONDS, USAGE, CliCase,
+from cli_case import (CHECKPOINT, DATA, DIVERGED, EXECUTABLE, FINISHED, MACHINE, REQUEUE, TIMEOUT_SECONDS, USAGE, CliCase,
                       overrides, overwrite, tiny_config)
 from busy import slowness
 from ports import free_port
@@ -103,6 +103,52 @@ class Diverged(CliCase):
             shutil.rmtree(self.checkpoint(step), ignore_errors=True)
         result = self.run_gptrain("checkpoint", "verify", "out")
         self.assertIn("the run had diverged; a model that has learned nothing has a loss of 5.5491\n", result.err)
+
+    def test_the_last_before_the_loss_rose_is_kept(self):
+        config = self.write_run(checkpoint={"every_steps": 1, "keep_last": 2}, run={"steps": 8})
+        self.train(config, "--steps", "3")
+        self.assertEqual(self.checkpoint_steps(), [2, 3])
+        self.train(config, "--resume", "latest", *overrides("optimizer.lr=10", "optimizer.clip_norm=0"))
+        good, *newest = self.checkpoint_steps()
+        self.assertEqual(newest, [7, 8])
+        losses = [record["loss"] for record in self.records()]
+        self.assertLess(losses[good - 1], 1.5 * min(losses) + 0.1)
+        self.assertGreater(min(losses[good:]), 8)
+        self.assertEqual(self.succeed("checkpoint", "prune", "out", "--keep-last", "1"), "out: 1 checkpoint removed, 2 kept\n"
+                         f"out/checkpoints/step-{good:08} is kept: it is the last one before the loss rose\n")
+
+    def test_a_validation_that_is_not_finite(self):
+        """The last step whose own loss is finite ends the run: only the validation after it shows the damage."""
+        self.write_corpus("heldout")
+        config = self.write_run(data={"validation": [{"path": "heldout"}]}, run={"validation_samples": 4})
+        explodes = overrides("optimizer.lr=10", "optimizer.weight_decay=10", "checkpoint.every_steps=1", "run.max_skipped_steps=0")
+        self.refuse(DIVERGED, "training diverged", "train", config, *explodes, *overrides("run.steps=50", "run.out=whole"))
+        last = self.records("whole")[-1]["step"] - 1
+        error = self.refuse(DIVERGED, f"gptrain: training diverged: the validation loss after the last step, {last}, is not finite; "
+                            "earlier checkpoints in out/checkpoints are kept; the last one before the loss rose is of step 1, with ",
+                            "train", config, *explodes, *overrides(f"run.steps={last}"))
+        self.assertIn(f"warning: the validation loss after step {last} is not finite: the state is damaged; ", error)
+        self.assertEqual(json.loads((self.checkpoint(last) / "manifest.json").read_text(encoding="utf-8"))["loss"], None)
+        self.assertIn(1, self.checkpoint_steps())
+
+    def test_a_state_that_is_not_finite_is_not_saved(self):
+        """A row of the vocabulary that no token reads overflows: no loss shows it."""
+        model = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "bias": False, "tied_head": False}
+        config = self.write_run(model=model, optimizer={"weight_decay": 10}, checkpoint={"every_steps": 1})
+        self.train(config, "--steps", "1")
+        self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        file = self.path("hf/model.safetensors")
+        [header_bytes] = struct.unpack("<Q", file.read_bytes()[:8])
+        begin, _ = json.loads(file.read_bytes()[8:8 + header_bytes])["model.embed_tokens.weight"]["data_offsets"]
+        overwrite(file, 8 + header_bytes + begin + 4 * 8 * 250, struct.pack("<f", 3e38))
+        self.succeed("checkpoint", "import", "--hf", "hf", "imported")
+        for name, way in (("beside", overrides("checkpoint.asynchronous=true")), ("waits", overrides("checkpoint.asynchronous=false")),
+                          ("ranks", ["--ranks", "2", *overrides("batch.micro=1", "parallel.zero=1")]), ("end", ["--steps", "1"])):
+            error = self.refuse(DIVERGED, ["gptrain: training diverged: the state after step 1 is not saved: ",
+                                           '1 number of tensor "weight/embedding.token" are not finite; no checkpoint was saved before'],
+                                "train", config, "--init-from", "imported", *way, *overrides("optimizer.lr=10", f"run.out={name}"))
+            self.assertEqual(error.count("gptrain: "), 1, error)
+            self.assertEqual(self.checkpoint_steps(name), [])
 
 
 class Signals(CliCase):

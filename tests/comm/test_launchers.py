@@ -106,6 +106,26 @@ def check_stop(name, launcher, number, code, gptrain, folder, variables):
     return saved
 
 
+def check_restart(name, launcher, gptrain, folder):
+    """Kills a rank: its launcher starts all anew, and they go on from the last checkpoint."""
+    command = [*launcher, gptrain, "train", "run.json", "--resume", "latest", "--set", f"run.out={name}", "--set", "run.steps=4000",
+               "--set", "checkpoint.every_steps=2"]
+    process = subprocess.Popen([*map(str, command)], cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, env=environment({}), text=True)
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        if line.startswith("checkpoint of step 4 "):
+            ranks = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text(encoding="ascii").split()
+            os.kill(int(ranks[-1]), signal.SIGKILL)
+        if line.startswith("resumed from "):
+            process.send_signal(signal.SIGTERM)
+    process.wait(RUN_SECONDS)
+    again = any(line.startswith(f"resumed from {name}/checkpoints/step-") for line in lines)
+    print(f"{'ok    ' if again else 'FAILED'}  {name}{'' if again else ''.join(lines)[-3000:]}", flush=True)
+    return again
+
+
 def main():
     gptrain = Path(sys.argv[1]).resolve()
     with tempfile.TemporaryDirectory(prefix="gptrain-launchers-") as name:
@@ -127,6 +147,8 @@ def main():
             results.append(check_run("torchrun-standalone", [torchrun, "--standalone", *together[2:]], gptrain, folder, {}))
             results.append(check_stop("torchrun-stop", [torchrun, "--standalone", *together[2:]], signal.SIGTERM, 1, gptrain,
                                       folder, {}))
+            results.append(check_restart("torchrun-restart", [torchrun, "--standalone", "--max-restarts", "1", *together[2:]],
+                                         gptrain, folder))
             results.append(check_run("torchrun-c10d", [torchrun, *together[:4], "--rdzv-backend", "c10d", "--rdzv-endpoint",
                                                        f"127.0.0.1:{free_port()}", "--no-python"], gptrain, folder, {}))
             results.append(check_run("torchrun-static", [torchrun, *together[:4], "--master-addr", "127.0.0.1", "--master-port",

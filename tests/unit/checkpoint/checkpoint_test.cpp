@@ -43,7 +43,8 @@ fs::path save_ranks(const fs::path& out, const std::vector<Parts>& ranks, int64_
   create_folders(folder);
   StoredManifest stored{make_manifest(9), num_tensors, {}};
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    for (FileRecord& file : write_rank_files(folder, static_cast<int64_t>(rank), ranks[rank].slices, part_bytes))
+    for (FileRecord& file :
+         write_rank_files(folder, static_cast<int64_t>(rank), ranks[rank].slices, part_bytes, NotFinite::allowed))
       stored.files.push_back(std::move(file));
   }
   write_manifest(folder, stored);

@@ -1,3 +1,4 @@
+#include <cmath>
 #include <sys/types.h>
 #include <unistd.h>
 
@@ -32,6 +33,24 @@ TEST_CASE("Retention keeps the last k and every multiple of N, and nothing else"
   CHECK(kept(out.path(), 1, 0) == std::vector<int64_t>{35});
   CHECK(kept(out.path(), 9, 0) == std::vector<int64_t>{35});
   verify_checkpoint(out.path() / "checkpoints/step-00000035");
+}
+
+TEST_CASE("Retention keeps the last checkpoint before the loss rose until it has fallen again", "[retention]") {
+  const TemporaryFolder out;
+  const auto save = [&](int64_t step, double loss) {
+    Manifest manifest = make_manifest(step);
+    manifest.progress.loss = loss;
+    save_checkpoint(out.path(), manifest, {});
+  };
+  save(5, 4);
+  save(10, 3.5);
+  for (const int64_t step : {15, 20, 25, 30}) save(step, step == 25 ? std::nan("") : 8.5e6);
+  CHECK(kept(out.path(), 2, 0) == std::vector<int64_t>{10, 25, 30});
+  save(35, 9);
+  CHECK(kept(out.path(), 1, 0) == std::vector<int64_t>{10, 35});
+  save(40, 3.4);
+  save(45, 3.6);
+  CHECK(kept(out.path(), 1, 0) == std::vector<int64_t>{45});
 }
 
 TEST_CASE("Damaged checkpoints push out no sound one", "[retention]") {

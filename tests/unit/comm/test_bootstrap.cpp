@@ -84,6 +84,7 @@ TEST_CASE("launchers of other MPIs") {
                                    {"PALS_RANKID", "PMI_SIZE"},
                                    {"MPI_RANKID", "MPI_NRANKS"},
                                    {"HOROVOD_RANK", "HOROVOD_SIZE"},
+                                   {"PMI_ID", "PMI_SIZE"},
                                    {"PMI_RANK", "PMI_SIZE"}}) {
     const Settings settings = {{rank, "3"}, {size, "8"}};
     REQUIRE_THROWS_AS(launch_with(settings), Error);  // nobody says where rank 0 is
@@ -93,6 +94,10 @@ TEST_CASE("launchers of other MPIs") {
     REQUIRE(found.master_addresses == std::vector<std::string>{"fe80::1"});
     REQUIRE_THROWS_AS(launch_with({{rank, "3"}}), Error);
   }
+  // A launcher that tells the number of nodes instead of the ranks of this one.
+  const Settings flux = {{"FLUX_TASK_RANK", "1"}, {"FLUX_JOB_SIZE", "2"}, {"FLUX_TASK_LOCAL_ID", "1"}};
+  REQUIRE(launch_with(with(flux, {{"FLUX_JOB_NNODES", "1"}})).local_size == 2);
+  REQUIRE_THROWS_AS(launch_with(with(flux, {{"FLUX_JOB_NNODES", "2"}})), Error);
   // Launchers that tell the rank alone.
   for (const char* const rank : {"PMIX_RANK", "ALPS_APP_PE"}) {
     REQUIRE_THROWS_AS(launch_with({{rank, "0"}}), Error);
@@ -135,7 +140,9 @@ TEST_CASE("a process that is alone in a job of another batch system") {
   std::ofstream(one) << "n1\nn1\n";
   const auto nodes = [](const Settings& settings) { return launch_with(settings).nodes_of_job; };
   CHECK(nodes({{"PBS_NODEFILE", hosts}}) == 2);
-  CHECK(nodes({{"OAR_NODEFILE", hosts}}) == 2);
+  for (const char* const file : {"OAR_NODEFILE", "COBALT_NODEFILE", "LSB_DJOB_HOSTFILE"})
+    CHECK(nodes({{file, hosts}}) == 2);
+  CHECK(nodes({{"AZ_BATCH_NODE_LIST", "10.0.0.4;10.0.0.5"}}) == 2);
   CHECK(nodes({{"LSB_HOSTS", "n1 n1 n2 n2"}}) == 2);
   CHECK(nodes({{"LSB_MCPU_HOSTS", "n1 2 n2 2"}}) == 2);
   CHECK(nodes({{"SLURM_TASKS_PER_NODE", "2(x2)"}}) == 2);

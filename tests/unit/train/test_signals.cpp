@@ -62,20 +62,34 @@ TEST_CASE("No handler of a stop signal runs on a thread that computes") {
   CHECK(blocked_here() == 0);
 }
 
-TEST_CASE("A stop signal after a run does not undo it, a second one ends the process") {
+TEST_CASE("A stop signal after a run does not undo it, a second SIGINT or SIGTERM ends the process") {
   const HangUp ends(SIG_DFL);
   for (const int number : stop_signals) {
     INFO(number);
     CHECK(status_after({number}) == 0);
-    for (const int second : {SIGINT, SIGTERM, SIGUSR1}) {
-      if (number == SIGTERM && second == SIGTERM) continue;
-      const int status = status_after({number, second});
-      CHECK(WIFEXITED(status));
-      CHECK(WEXITSTATUS(status) == 128 + second);
-    }
+    for (const int announcement : {SIGUSR1, SIGUSR2, SIGXCPU, SIGHUP})
+      CHECK(status_after({number, announcement, announcement}) == 0);
+  }
+  for (const auto& [first, second] : {std::pair{SIGINT, SIGINT}, {SIGINT, SIGTERM}, {SIGTERM, SIGINT}}) {
+    const int status = status_after({first, second});
+    CHECK(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == 128 + second);
   }
   CHECK(status_after({SIGTERM, SIGTERM, SIGTERM}) == 0);
-  CHECK(status_after({SIGTERM, SIGHUP, SIGHUP}) == 0);
+}
+
+TEST_CASE("A first SIGINT or SIGTERM after signals that announce the end ends nothing, the next one does") {
+  const HangUp ends(SIG_DFL);
+  for (const int announcement : {SIGUSR1, SIGUSR2, SIGXCPU, SIGHUP}) {
+    INFO(announcement);
+    for (const int request : {SIGINT, SIGTERM}) {
+      CHECK(status_after({announcement, request}) == 0);
+      CHECK(status_after({announcement, request, announcement}) == 0);
+      const int status = status_after({announcement, request, SIGINT});
+      CHECK(WIFEXITED(status));
+      CHECK(WEXITSTATUS(status) == 128 + SIGINT);
+    }
+  }
 }
 
 TEST_CASE("The first stop signal is remembered, whoever it was") {
