@@ -99,11 +99,12 @@ void for_each_stage(const PlanCase& run, const Mesh& mesh, const std::vector<int
     return !is_enough;
   };
   if (!goes_on(0, plan(0))) return;
-  const auto cores = static_cast<size_t>(usable_cores());
-  for (size_t begin = 1; begin < stages.size(); begin += cores) {
+  constexpr int most_at_once = 8;  // each takes some 10 MB for thousands of micro-batches
+  const auto at_once = static_cast<size_t>(std::min(usable_cores(), most_at_once));
+  for (size_t begin = 1; begin < stages.size(); begin += at_once) {
     std::vector<std::future<PlannedStage>> others;
     // A thread that cannot be started is no failure: `get` then plans the stage.
-    for (size_t number = begin + 1; number < std::min(begin + cores, stages.size()); ++number)
+    for (size_t number = begin + 1; number < std::min(begin + at_once, stages.size()); ++number)
       others.push_back(std::async(std::launch::async | std::launch::deferred, plan, number));
     if (!goes_on(begin, plan(begin))) return;
     for (size_t i = 0; i < others.size(); ++i)
