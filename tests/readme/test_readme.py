@@ -409,7 +409,7 @@ def check_that_faults_are_found(pages, root, folder, program):
         ("an option", command_faults(without("--top-k"), program)),
         ("an exit code", command_faults(without("| 75 |", "| 76 |"), program)),
         ("a room", house_faults(without("src/mesh "), root)),
-        ("a file to read", reading_faults(without("`src/ops/ops.h` | ", "`src/ops/ops_h` | "), root)),
+        ("a file to read", reading_faults(without("`src/ops/linear_ops.h` | ", "`src/ops/linear_ops_h` | "), root)),
         ("a metric", run_faults(without("`grad_norm`"), folder, program)),
         ("a path", paths("\n`src/base/nothing.h`\n")),
         ("a link", paths("\n[a](nothing.md)\n")),
