@@ -17,6 +17,9 @@ struct Shape {
 const Shape shapes[] = {{1, 1, 1},    {1, 7, 5},    {2, 1, 3},     {5, 3, 1},      {17, 31, 13},
                         {64, 64, 64}, {65, 63, 66}, {127, 96, 80}, {33, 129, 257}, {1100, 48, 32}};
 
+// Products that AMX tiles compute in several blocks and in two chunks of the depth, with parts of tiles on every side.
+const Shape block_shapes[] = {{515, 1031, 35}, {1030, 70, 161}, {130, 33, 1100}};
+
 struct Types {
   DType compute;
   DType y;
@@ -310,6 +313,30 @@ std::string dtype_names(const Types& type) {
   return fmt::format("{} to {}", dtype_name(type.compute), dtype_name(type.y));
 }
 
+// Blocks are the CPU backend's own: a GPU meets nothing new in these shapes, and its kernels take long on the host.
+void require_blocks(Trial& trial) {
+  if (trial.backend().target().kind == Target::Kind::gpu) throw NotOnThisBackend{"products in blocks"};
+}
+
+void add_block_cases(Suite& suite) {
+  for (const Shape& shape : block_shapes) {
+    const bool accumulate = shape.in % 2 == 0;
+    const int64_t gap = accumulate ? 3 : 0;
+    suite.add<LinearForward>(describe(shape, "bf16 to bf16", " in blocks, bias"), [=](Trial& trial) {
+      require_blocks(trial);
+      forward_case(trial, shape, {DType::bf16, DType::bf16}, true, gap);
+    });
+    suite.add<LinearBackwardInput>(describe(shape, "bf16", " in blocks"), [=](Trial& trial) {
+      require_blocks(trial);
+      backward_input_case(trial, shape, DType::bf16, gap);
+    });
+    suite.add<LinearBackwardWeight>(describe(shape, "bf16", " in blocks"), [=](Trial& trial) {
+      require_blocks(trial);
+      backward_weight_case(trial, shape, DType::bf16, accumulate, accumulate, gap);
+    });
+  }
+}
+
 void add_cases(Suite& suite) {
   for (const Shape& shape : shapes) {
     for (const int64_t gap : {0, 3}) {
@@ -336,6 +363,7 @@ void add_cases(Suite& suite) {
       }
     }
   }
+  add_block_cases(suite);
   // The bias gradient is summed separately from the weight's: both ways of storing it.
   for (const bool accumulate : {false, true}) {
     suite.add<LinearBackwardWeight>(fmt::format("N=37 in=2 out=1031 bf16 bias{}", accumulate ? " accumulate" : ""),

@@ -90,6 +90,28 @@ Cut cut_of(const Product& product, int64_t divisor) {
   return {columns, length, std::max(least, ((length + parts - 1) / parts + step - 1) / step * step)};
 }
 
+// Blocks of a product's result, for MatrixKernels::linear_block.
+struct Blocks {
+  int64_t rows, cols;  // sizes of every block but the last ones
+
+  static int64_t count(int64_t length, int64_t size) { return (length + size - 1) / size; }
+};
+
+// Cuts a product into blocks, a multiple of num_threads if the blocks stay large.
+Blocks blocks_of(const Product& product, int num_threads) {
+  constexpr int64_t least = 128;
+  const auto size_of = [](int64_t length, int64_t parts) {
+    return ((length + parts - 1) / parts + linear_block_strip - 1) / linear_block_strip * linear_block_strip;
+  };
+  const auto multiple = [num_threads](int64_t parts) { return (parts + num_threads - 1) / num_threads * num_threads; };
+  int64_t down = product.depth() > linear_block_depth ? Blocks::count(product.rows(), linear_block_rows) : 1;
+  int64_t across = Blocks::count(product.cols(), linear_block_cols);
+  if (down * across % num_threads != 0) {
+    (product.cols() / multiple(across) >= least ? across : down) = multiple(across);
+  }
+  return {size_of(product.rows(), down), size_of(product.cols(), across)};
+}
+
 // Key of a oneDNN primitive: the shape and options that it was built for.
 struct ProductKey {
   int num_threads;
@@ -154,7 +176,7 @@ class CpuLinear::Products {
   }
 
   void run(const Product& product) {
-    if (run_parts(product)) return;
+    if (run_blocks(product) || run_parts(product)) return;
     const TeamSize threads(num_threads_);
     const Primitive* const primitive = thread_independent_ ? nullptr : find(product, num_threads_);
     if (primitive != nullptr) {
@@ -167,7 +189,7 @@ class CpuLinear::Products {
   // A product with a long depth, in slices if oneDNN would otherwise need a copy of c per thread. REQUIRES: both
   // factors are stored with the depth as rows (a_transposed, not b_transposed), and c is f32.
   void run_long_sum(const Product& product) {
-    if (run_parts(product)) return;
+    if (run_blocks(product) || run_parts(product)) return;
     if (thread_independent_) return run_tiled(product);
     const TeamSize threads(num_threads_);
     const int64_t depth = product.depth();
@@ -228,6 +250,25 @@ class CpuLinear::Products {
     Primitive primitive_;
     std::unique_ptr<DeviceMemory> memory_;  // the packed b
   };
+
+  // Computes blocks on AMX tiles. RETURNS false, without effect, if the CPU has none, or oneDNN is faster.
+  bool run_blocks(const Product& product) {
+    const MatrixKernels& kernels = select_matrix_kernels();
+    // Blocks pack all of b, at a cost that rows share: more of it if b is transposed.
+    const int64_t least_rows = product.b_transposed ? 512 : 128;
+    if (kernels.linear_block == nullptr || product.a.dtype != DType::bf16 || product.rows() < least_rows) return false;
+    const TiledLinear op = tiled_op_of(product);
+    const Blocks blocks = blocks_of(product, num_threads_);
+    const int64_t down = Blocks::count(op.rows, blocks.rows), across = Blocks::count(op.cols, blocks.cols);
+#pragma omp parallel for num_threads(num_threads_) schedule(dynamic, 1)
+    for (int64_t index = 0; index < down * across; ++index) {
+      ScratchCarver carver(scratch_ + omp_get_thread_num() * linear_scratch_bytes(1));
+      const int64_t row = index % down * blocks.rows, col = index / down * blocks.cols;
+      kernels.linear_block(op, {row, col, std::min(blocks.rows, op.rows - row), std::min(blocks.cols, op.cols - col)},
+                           carve_block(carver));
+    }
+    return true;
+  }
 
   // Computes each part on one thread. With large parts for all threads this is fastest, as threads do not wait for each
   // other. RETURNS false, without effect, if the parts are too small or oneDNN does not support them.
@@ -358,24 +399,27 @@ class CpuLinear::Products {
     }
   }
 
+  static TiledLinear tiled_op_of(const Product& product) {
+    return {.rows = product.rows(),
+            .cols = product.cols(),
+            .depth = product.depth(),
+            .a = product.a.data,
+            .b = product.b.data,
+            .operand_dtype = product.a.dtype,
+            .a_row_stride = product.a_transposed ? 1 : product.a.stride,
+            .a_col_stride = product.a_transposed ? product.a.stride : 1,
+            .b_row_stride = product.b_transposed ? 1 : product.b.stride,
+            .b_col_stride = product.b_transposed ? product.b.stride : 1,
+            .bias = product.bias.data,
+            .c = product.c.data,
+            .c_dtype = product.c.dtype,
+            .c_stride = product.c.stride,
+            .accumulate = product.accumulate};
+  }
+
   void run_tiled(const Product& product) {
     const MatrixKernels& kernels = select_matrix_kernels();
-    TiledLinear op{};
-    op.rows = product.rows();
-    op.cols = product.cols();
-    op.depth = product.depth();
-    op.operand_dtype = product.a.dtype;
-    op.a = product.a.data;
-    op.b = product.b.data;
-    op.a_row_stride = product.a_transposed ? 1 : product.a.stride;
-    op.a_col_stride = product.a_transposed ? product.a.stride : 1;
-    op.b_row_stride = product.b_transposed ? 1 : product.b.stride;
-    op.b_col_stride = product.b_transposed ? product.b.stride : 1;
-    op.bias = product.bias.data;
-    op.c = product.c.data;
-    op.c_dtype = product.c.dtype;
-    op.c_stride = product.c.stride;
-    op.accumulate = product.accumulate;
+    const TiledLinear op = tiled_op_of(product);
     const int64_t thread_bytes = tiled_buffer_bytes();
 #pragma omp parallel num_threads(num_threads_)
     {

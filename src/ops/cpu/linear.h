@@ -1,9 +1,11 @@
 // The three linears on the CPU.
 //
-// The linears use oneDNN's matmul, on the plain layouts of ops.h, if it has a kernel within the scratch bound. Own
-// tiled products serve the rest: rows that are not dense, bfloat16 without AVX512-BF16, or more workspace than the
-// bound. A product is cut into parts, rows or columns of its result, each computed by one thread; a product too small
-// for that runs on oneDNN's own threads. The choice depends on shapes, dtypes, instruction set and thread count only.
+// Products of bfloat16 with many rows run on AMX tiles, by blocks of their own (kernels/linear_blocks.h), where the CPU
+// has tiles. The others use oneDNN's matmul, on the plain layouts of ops.h, if it has a kernel within the scratch
+// bound. Own tiled products serve the rest: rows that are not dense, bfloat16 without AVX512-BF16, or more workspace
+// than the bound. A product for oneDNN is cut into parts, rows or columns of its result, each computed by one thread; a
+// product too small for that runs on oneDNN's own threads. The choice depends on shapes, dtypes, instruction set and
+// thread count only.
 #pragma once
 
 #include <cstddef>

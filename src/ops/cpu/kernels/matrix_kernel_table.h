@@ -131,6 +131,22 @@ struct TiledLinearBuffers {
   float* c;               // [tile_size][tile_size]
 };
 
+// A block of a product's result that one thread computes (MatrixKernels::linear_block).
+struct LinearBlock {
+  int64_t row, col, rows, cols;
+};
+
+constexpr int64_t linear_block_strip = 32;    // rows and columns that one sum has
+constexpr int64_t linear_block_depth = 1024;  // terms of a sum before the next chunk is packed
+constexpr int64_t linear_block_cols = 512;    // at most
+constexpr int64_t linear_block_rows = 512;    // at most, of a product with more than linear_block_depth terms
+
+struct LinearBlockBuffers {
+  Unit* b;      // [linear_block_cols][linear_block_depth / 2]
+  Unit* a;      // two strips of rows, [2][linear_block_strip][linear_block_depth / 2]
+  float* sums;  // [linear_block_rows][linear_block_cols]
+};
+
 struct MatrixKernels {
   // Computes query tiles [first_tile, first_tile + count) of a pass. REQUIRES: count <= max_query_tiles.
   void (*attention_forward)(const AttentionHead& head, DType dtype, int64_t first_tile, int64_t count,
@@ -146,6 +162,9 @@ struct MatrixKernels {
                           const AttentionBackwardBuffers& buffers);
   // Computes the tile of c that starts at (row, col).
   void (*tiled_linear)(const TiledLinear& op, int64_t row, int64_t col, const TiledLinearBuffers& buffers);
+  // Computes a block of c for operands of bf16; nullptr where the CPU has no tiles. Its bits depend on the product
+  // alone.
+  void (*linear_block)(const TiledLinear& op, const LinearBlock& block, const LinearBlockBuffers& buffers);
   // sums[c] (+)= sum over rows of values[row][c], for cols <= column_sum_width: in float over groups of a few rows, in
   // double over the groups.
   void (*column_sums)(const void* values, DType dtype, int64_t stride, int64_t rows, int64_t cols, bool accumulate,

@@ -1,5 +1,6 @@
 // Compiled once per instruction set; GPTRAIN_MATRIX_KERNELS is the name of its table.
 #include "ops/cpu/kernels/attention_passes.h"
+#include "ops/cpu/kernels/linear_blocks.h"
 #include "ops/cpu/kernels/matrix_kernel_table.h"
 #include "ops/cpu/kernels/tile.h"
 
@@ -122,6 +123,11 @@ void tiled_linear(const TiledLinear& op, int64_t row, int64_t col, const TiledLi
   }
 }
 
+void linear_block(const TiledLinear& op, const LinearBlock& block, const LinearBlockBuffers& buffers) {
+  const TileScope tiles;
+  linear_block_of(op, block, buffers);
+}
+
 // Rows summed in float. Their sums are added in double, so that the error of a column's sum does not grow with the
 // rows.
 constexpr int64_t column_sum_rows = 16;
@@ -154,7 +160,9 @@ void column_sums(const void* values, DType dtype, int64_t stride, int64_t rows, 
 }  // namespace
 
 extern const MatrixKernels GPTRAIN_MATRIX_KERNELS;
-const MatrixKernels GPTRAIN_MATRIX_KERNELS = {attention_forward, attention_backward, picked_forward,
-                                              picked_backward,   tiled_linear,       column_sums};
+const MatrixKernels GPTRAIN_MATRIX_KERNELS = {attention_forward, attention_backward,
+                                              picked_forward,    picked_backward,
+                                              tiled_linear,      tile_products ? linear_block : nullptr,
+                                              column_sums};
 
 }  // namespace gptrain::ops
