@@ -219,7 +219,9 @@ class SlowDisk(AsynchronousTest):
                     lines = run.log.read_text(encoding="utf-8").splitlines()
                     place = self.places_of(lines)
                     steps = range(SAVE_EVERY, STEPS - SAVE_EVERY, SAVE_EVERY)
-                    if all((f"{step + SAVE_EVERY}", "waited", f"{step}") in place for step in steps):
+                    costs = self.costs_of(self.records_of(run))
+                    if (all((f"{step + SAVE_EVERY}", "waited", f"{step}") in place for step in steps)
+                            and costs[SAVE_EVERY] < delay / 2000 < costs[2 * SAVE_EVERY]):
                         break
                 for step in steps:
                     after = step + SAVE_EVERY
@@ -238,11 +240,19 @@ class SlowDisk(AsynchronousTest):
                 place[tuple(filter(None, found.groups()))] = number
         return place
 
-    def check_times(self, run, delay):
+    @staticmethod
+    def records_of(run):
         records = [json.loads(line) for line in (run.out / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
-        records = {record["step"]: record for record in records if "loss" in record}
-        costs = {step: record["checkpoint_cost_seconds"] for step, record in records.items()
-                 if "checkpoint_cost_seconds" in record}
+        return {record["step"]: record for record in records if "loss" in record}
+
+    @staticmethod
+    def costs_of(records):
+        return {step: record["checkpoint_cost_seconds"] for step, record in records.items()
+                if "checkpoint_cost_seconds" in record}
+
+    def check_times(self, run, delay):
+        records = self.records_of(run)
+        costs = self.costs_of(records)
         self.assertEqual(sorted(costs), list(range(SAVE_EVERY, STEPS, SAVE_EVERY)))
         self.assertLess(costs[SAVE_EVERY], delay / 2, "the step waits for more than the copy")
         self.assertGreater(costs[2 * SAVE_EVERY], delay / 2, "the save does not wait for the one before")
