@@ -8,7 +8,6 @@
 
 #include "base/error.h"
 #include "checkpoint/folder.h"
-#include "checkpoint/manifest.h"
 #include "checkpoint/model_check.h"
 
 namespace gptrain::inline checkpoint {
@@ -21,18 +20,20 @@ constexpr double most_of_guesses = 2;  // factor of the loss of a model that has
 
 bool has_risen(double loss, double least) { return !std::isfinite(loss) || loss > most_rise * least + noise; }
 
-// Returns the checkpoints that record their loss.
-std::vector<CheckpointLoss> known_losses(const std::vector<CheckpointInfo>& checkpoints) {
-  std::vector<CheckpointLoss> known;
-  for (const CheckpointInfo& info : checkpoints) {
-    try {
-      const std::optional<double> loss = load_manifest(info.path).manifest.progress.loss;
-      if (loss) known.push_back({info, *loss});
-    } catch (const Error&) {
-      // Skip damaged checkpoints.
-    }
+struct KnownLoss {
+  CheckpointLoss own;
+  std::optional<double> lowest;  // lowest loss of the run up to here; none: not known
+};
+
+// Returns the loss of a checkpoint that records it.
+std::optional<KnownLoss> known_loss(const CheckpointInfo& info) {
+  try {
+    const RunProgress progress = load_manifest(info.path).manifest.progress;
+    if (progress.loss) return KnownLoss{{info, *progress.loss}, progress.lowest_loss};
+  } catch (const Error&) {
+    // Skip damaged checkpoints.
   }
-  return known;
+  return std::nullopt;
 }
 
 }  // namespace
@@ -40,14 +41,43 @@ std::vector<CheckpointLoss> known_losses(const std::vector<CheckpointInfo>& chec
 std::optional<CheckpointLoss> last_before_rise(const fs::path& out) { return last_before_rise(list_checkpoints(out)); }
 
 std::optional<CheckpointLoss> last_before_rise(const std::vector<CheckpointInfo>& checkpoints) {
+  // Manifests that know the lowest loss tell it without those before them.
+  std::vector<KnownLoss> older;
+  for (auto newest = checkpoints.rbegin(); newest != checkpoints.rend(); ++newest) {
+    const std::optional<KnownLoss> known = known_loss(*newest);
+    if (!known) continue;
+    if (known->lowest && !has_risen(known->own.loss, *known->lowest)) {
+      older.push_back(*known);
+      break;
+    }
+    older.push_back(*known);
+  }
   std::optional<CheckpointLoss> last;
   double least = std::numeric_limits<double>::max();
-  for (const CheckpointLoss& known : known_losses(checkpoints)) {
-    if (has_risen(known.loss, least)) continue;
-    least = std::min(least, known.loss);
-    last = known;
+  for (auto known = older.rbegin(); known != older.rend(); ++known) {
+    if (has_risen(known->own.loss, known->lowest.value_or(least))) continue;
+    least = std::min(least, known->own.loss);
+    last = known->own;
   }
   return last;
+}
+
+void LowestLoss::go_on(const RunProgress& progress) {
+  lowest_ = progress.lowest_loss;
+  is_known_ = lowest_ || progress.step == 0;
+  step_ = progress.step;
+}
+
+std::optional<double> LowestLoss::add(const RunProgress& progress, const std::vector<DataPhase>& phases) {
+  for (const DataPhase& phase : phases) {
+    if (phase.until_step < step_ || phase.until_step >= progress.step) continue;
+    lowest_.reset();
+    is_known_ = true;
+  }
+  step_ = progress.step;
+  if (is_known_ && progress.loss && std::isfinite(*progress.loss))
+    lowest_ = std::min(lowest_.value_or(*progress.loss), *progress.loss);
+  return lowest_;
 }
 
 std::string way_before_rise(const fs::path& out) {

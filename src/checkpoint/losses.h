@@ -1,12 +1,15 @@
 // The losses of a run's checkpoints, by which one is chosen after a divergence.
 #pragma once
 
+#include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/manifest.h"
+#include "config/run_config.h"
 
 namespace gptrain::inline checkpoint {
 
@@ -15,8 +18,9 @@ struct CheckpointLoss {
   double loss = 0;  // loss of the checkpoint's step
 };
 
-// Returns the newest checkpoint of a run's folder whose loss has not risen: it is at most half above the lowest earlier
-// loss. Ignores checkpoints that do not record their loss; returns none if no checkpoint is left.
+// Returns the newest checkpoint of a run's folder whose loss has not risen: it is at most half above the lowest loss of
+// the run's checkpoints up to it, or where its manifest does not tell that, of those that are left. Ignores checkpoints
+// that do not record their loss; returns none if no checkpoint is left.
 std::optional<CheckpointLoss> last_before_rise(const std::filesystem::path& out);
 // Returns the same among some of a folder's checkpoints, which are given in the order of their steps.
 std::optional<CheckpointLoss> last_before_rise(const std::vector<CheckpointInfo>& checkpoints);
@@ -28,6 +32,21 @@ std::string way_before_rise(const std::filesystem::path& out);
 // Returns a warning if the checkpoint's loss is not finite, has risen above that of earlier ones of its run, with the
 // one to use instead, or is more than twice that of a model that has learned nothing; else empty.
 std::string rise_warning(const std::filesystem::path& checkpoint);
+
+// The lowest loss of a run's checkpoints while they are saved, for their manifests. It begins anew where a phase of the
+// mixture begins: other data have another loss.
+class LowestLoss {
+ public:
+  // Goes on from a checkpoint of the run.
+  void go_on(const RunProgress& progress);
+  // Counts the next checkpoint. Returns the lowest loss up to it; none if that is not known.
+  std::optional<double> add(const RunProgress& progress, const std::vector<DataPhase>& phases);
+
+ private:
+  bool is_known_ = true;  // false: goes on from a checkpoint that does not tell it
+  int64_t step_ = 0;      // step of the last checkpoint
+  std::optional<double> lowest_;
+};
 
 // Returns true if the checkpoint records a loss of its last step that is not finite.
 bool has_lost_loss(const std::filesystem::path& checkpoint);

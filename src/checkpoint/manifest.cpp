@@ -236,6 +236,10 @@ StoredManifest parse_manifest(const std::string& text) {
     if (!root["loss"].is_number() && !root["loss"].is_null()) fault("\"loss\" is not a number");
     progress.loss = root["loss"].is_null() ? std::numeric_limits<double>::quiet_NaN() : root["loss"].get<double>();
   }
+  if (root.contains("lowest_loss")) {
+    if (!root["lowest_loss"].is_number()) fault("\"lowest_loss\" is not a number");
+    progress.lowest_loss = root["lowest_loss"].get<double>();
+  }
   parse_run(root, manifest.run);
   stored.num_tensors = count_of(root, "tensors");
   if (!member(root, "files").is_array()) fault("\"files\" is not a list");
@@ -290,6 +294,7 @@ ordered_json manifest_object(const StoredManifest& stored) {
   if (manifest.tokenizer) root["tokenizer"] = tokenizer_object(*manifest.tokenizer);
   if (progress.rollbacks > 0 || !progress.losses.window.empty()) root["rollback"] = rollback_object(progress);
   if (progress.loss) root["loss"] = number_or_null(*progress.loss);
+  if (progress.lowest_loss) root["lowest_loss"] = *progress.lowest_loss;
   add_run(manifest.run, root);
   root["tensors"] = stored.num_tensors;
   root["files"] = ordered_json::array();

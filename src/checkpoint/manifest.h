@@ -33,6 +33,7 @@ struct RunProgress {
   int64_t rollbacks = 0;                   // how often the run has gone back (run.rollback)
   std::vector<SampleRange> left_out = {};  // samples skipped for that, beside data.skip_samples
   std::optional<double> loss = {};         // loss of the last step; none: not known, NaN: not finite
+  std::optional<double> lowest_loss = {};  // lowest finite `loss` of the run's checkpoints; none: not known
 };
 
 // Changes with which a run went on from a checkpoint.

@@ -52,14 +52,16 @@ std::string remove_abandoned_until(const fs::path& out, int64_t last_step) {
   return warnings;
 }
 
-// Returns the step of the newest checkpoint whose loss has not risen, among those that are not kept for good; -1: none,
-// or none would be removed.
-int64_t step_before_rise(std::vector<CheckpointInfo> checkpoints, int64_t keep_last, int64_t keep_every) {
-  if (keep_every > 0) std::erase_if(checkpoints, [&](const auto& info) { return info.step % keep_every == 0; });
+// Returns the step of the newest checkpoint whose loss has not risen; -1: none, or none would be removed.
+int64_t step_before_rise(std::vector<CheckpointInfo> checkpoints, int64_t keep_last) {
   if (std::ssize(checkpoints) <= keep_last) return -1;
-  std::erase_if(checkpoints, [](const auto& info) { return !is_sound_checkpoint(info.path); });
-  const std::optional<CheckpointLoss> last = last_before_rise(checkpoints);
-  return last ? last->checkpoint.step : -1;
+  for (;;) {
+    const std::optional<CheckpointLoss> last = last_before_rise(checkpoints);
+    if (!last) return -1;
+    const int64_t step = last->checkpoint.step;
+    if (is_sound_checkpoint(last->checkpoint.path)) return step;
+    std::erase_if(checkpoints, [step](const auto& info) { return info.step == step; });
+  }
 }
 
 }  // namespace
@@ -100,7 +102,7 @@ std::string apply_retention(const fs::path& out, int64_t keep_last, int64_t keep
   std::string warnings = remove_unfinished_checkpoints(out);
   try {
     const std::vector<CheckpointInfo> checkpoints = list_checkpoints(out);
-    const int64_t before_rise = step_before_rise(checkpoints, keep_last, keep_every);
+    const int64_t before_rise = step_before_rise(checkpoints, keep_last);
     int64_t num_kept = 0, newest_step = -1;
     for (auto newest = checkpoints.rbegin(); newest != checkpoints.rend(); ++newest) {
       const CheckpointInfo& old = *newest;

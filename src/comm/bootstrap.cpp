@@ -330,7 +330,9 @@ Launch find_launch(const Environment& environment) {
   gethostname(host, sizeof host - 1);
   launch.host = host;
   const bool plain = variables.has("RANK") || variables.has("WORLD_SIZE");
-  if (variables.has("OMPI_COMM_WORLD_RANK") || variables.has("OMPI_COMM_WORLD_SIZE")) {
+  // torchrun orders its ranks by itself: those of the launcher that started it, once per node, may be others.
+  const bool by_torchrun = plain && variables.has("TORCHELASTIC_RUN_ID");
+  if (!by_torchrun && (variables.has("OMPI_COMM_WORLD_RANK") || variables.has("OMPI_COMM_WORLD_SIZE"))) {
     launch.source = Launch::Source::open_mpi;
     launch.mpi = true;
     read_rank(variables, launch, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
@@ -340,9 +342,8 @@ Launch find_launch(const Environment& environment) {
     launch.source = Launch::Source::variables;
     read_rank(variables, launch, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE");
     if (launch.size > 1) read_master(variables, launch);
-    if (in_slurm_step(variables)) {
-      // A launcher (torchrun) may run within a Slurm step, once per node; its number of ranks then differs from
-      // Slurm's.
+    if (!by_torchrun && in_slurm_step(variables)) {
+      // Another launcher may run within a Slurm step, once per node; its number of ranks then differs from Slurm's.
       Launch slurm;
       read_slurm(variables, slurm);
       if (slurm.size == launch.size) check_same_rank(variables, slurm, "SLURM_PROCID", "SLURM_STEP_NUM_TASKS");

@@ -228,9 +228,12 @@ RunConfig checked_layout(const RunConfig& config, const RunLayout& layout) {
 
 std::vector<LayoutGroup> layout_groups(const StepConfig& config, int64_t world_size, int64_t ranks_per_node) {
   std::vector<LayoutGroup> groups;
-  for (const int64_t tensor : divisors(world_size, 2 * ranks_per_node)) {
+  // Sequences are shared by two nodes at most, or by as many ranks as the config has.
+  const int64_t most_tensor = std::max(2 * ranks_per_node, config.parallel.tensor);
+  for (const int64_t tensor : divisors(world_size, most_tensor)) {
     if (!suits_tensor(config.model, tensor)) continue;
-    for (const int64_t context : divisors(world_size / tensor, 2 * ranks_per_node / tensor)) {
+    const int64_t most_context = std::max(2 * ranks_per_node / tensor, config.parallel.context);
+    for (const int64_t context : divisors(world_size / tensor, most_context)) {
       const std::vector<ContextMethod> methods = context_methods(config, tensor, context, ranks_per_node);
       if (methods.empty()) continue;
       for (const int64_t stages : divisors(world_size / tensor / context, config.model.num_layers)) {

@@ -14,7 +14,6 @@
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/folder.h"
-#include "checkpoint/losses.h"
 #include "checkpoint/model_check.h"
 #include "comm/agree.h"
 #include "comm/texts.h"
@@ -89,6 +88,9 @@ RunProgress Checkpointing::start(const std::optional<fs::path>& checkpoint, cons
     const RunProgress progress = load_state(*checkpoint, step_, context_.groups, context_.world);
     started_from_ = checkpoint;
     started_step_ = saved_step_ = progress.step;
+    lowest_loss_.go_on(progress);
+    if (context_.leads() && read_manifest(*checkpoint).run.mixture.size() != data_.record.mixture.size())
+      lowest_loss_ = {};
     if (context_.leads()) {
       print_out("resumed from {} (step {})\n", checkpoint->string(), progress.step);
       say_layout_changes(*checkpoint);
@@ -167,6 +169,7 @@ std::optional<RunProgress> Checkpointing::go_back(int64_t step) {
   agree_on(context_.all(), context_.world, [&] {
     if (context_.leads()) set_later_aside(progress.step);
   });
+  lowest_loss_.go_on(progress);
   // Steps are counted again from here on.
   save_due_ = false;
   next_look_ = -1;
@@ -245,6 +248,7 @@ void Checkpointing::save_if_due(const RunProgress& progress) {
 void Checkpointing::distrust() {
   doubtful_ = true;
   if (!copied_) return;
+  lowest_loss_ = copied_->lowest_before;
   copied_.reset();
   saved_step_ = -1;
   save_due_ = true;
@@ -259,10 +263,13 @@ Checkpointing::Writing Checkpointing::begin_writing(const RunProgress& progress,
   StateSave save = make_state_save(context_.config, step_, progress, folder_.out(), data_.tokenizer,
                                    slices_of(step_, pieces, StatePart::all, memory));
   save.manifest.run = data_.record;
+  const LowestLoss lowest_before = lowest_loss_;
+  save.manifest.progress.lowest_loss = lowest_loss_.add(progress, context_.config.data.phases);
   return {.save = std::move(save),
           // A doubtful state removes no good checkpoint.
           .retains = !doubtful_ && progress.skipped_in_a_row == 0,
           .known = folder_.fault().empty() ? known_ : std::vector<CheckpointInfo>(),
+          .lowest_before = lowest_before,
           .began = began};
 }
 

@@ -13,6 +13,7 @@
 #include "base/background_work.h"
 #include "base/error.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/losses.h"
 #include "comm/communicator.h"
 #include "step/training_step.h"
 #include "train/folder.h"
@@ -90,7 +91,8 @@ class Checkpointing {
     StateSave save;
     bool retains = false;  // removes older checkpoints at its end
     std::vector<CheckpointInfo>
-        known;  // on rank 0: checkpoints expected on the disk; after the work, those found there
+        known;                 // on rank 0: checkpoints expected on the disk; after the work, those found there
+    LowestLoss lowest_before;  // without this checkpoint
     Clock::time_point began;
     // Results of the work.
     double durable_seconds = 0;      // from `began` until durable
@@ -134,6 +136,7 @@ class Checkpointing {
   std::optional<std::filesystem::path> started_from_;
   int64_t started_step_ = 0;           // step of started_from_
   int64_t saved_step_ = -1;            // newest step saved or being written; -1: none
+  LowestLoss lowest_loss_ = {};        // lowest loss of the run's checkpoints
   std::vector<CheckpointInfo> known_;  // on rank 0: the checkpoints that should be in the folder
   bool save_due_ = false;
   bool doubtful_ = false;   // the state after the last step may be damaged

@@ -145,7 +145,7 @@ ExitCode TrainingLoop::train() {
   }
   const bool validated = validate();
   checkpoints_.save_at_end(progress_);
-  losses_.end_if_lost(progress_, validation_.is_lost());
+  losses_.end_if_lost(progress_);
   if (!validated) return stopped();
   if (context_.leads()) {
     print_out("done: step {}; metrics, checkpoints and report.html are in {}\n", progress_.step,
@@ -273,7 +273,7 @@ void TrainingLoop::do_what_is_due() {
 // Returns false if a stop left the validation out.
 bool TrainingLoop::validate() {
   const bool validated = validation_.run(progress_.step);
-  if (validated && validation_.is_lost()) losses_.note_lost_validation(progress_);
+  if (validated) losses_.note_validation(progress_, validation_.is_lost());
   return validated;
 }
 
@@ -294,10 +294,11 @@ bool TrainingLoop::is_stopping() {
 
 // Finishes a run that a crash or a stop ended after its last step.
 ExitCode TrainingLoop::find_nothing_to_do() {
-  const bool validated = reporter_.has_validation(progress_.step) || validation_.run(progress_.step);
+  const bool validated = reporter_.has_validation(progress_.step) || validate();
   checkpoints_.retain();
   reporter_.write_page();
   if (!validated) return stopped();
+  losses_.end_if_lost(progress_);
   const int64_t steps = context_.config.run.steps;
   if (context_.leads() && progress_.step > steps) {
     print_out("nothing to do: run.steps = {} is less than the checkpoint's step, {} (raise run.steps to train on)\n",

@@ -1,5 +1,6 @@
 #include "train/loss_watch.h"
 
+#include <cmath>
 #include <fmt/format.h>
 #include <limits>
 #include <utility>
@@ -14,19 +15,29 @@
 #include "train/set_up.h"
 
 namespace gptrain::inline train {
+namespace {
+
+constexpr double not_finite = std::numeric_limits<double>::quiet_NaN();
+
+}  // namespace
 
 void LossWatch::begin(const RunProgress& progress) {
   data_.leave_out(LeftOutSamples(join(context_.config.data.skip_samples, progress.left_out)));
   agree_on(context_.all(), context_.world,
            [&] { check_length(context_.config.batch.global, context_.config.run.steps, data_, progress); });
+  // A checkpoint whose last step was not skipped has lost its loss to a validation.
+  lost_validation_ = progress.loss && !std::isfinite(*progress.loss) && progress.skipped_in_a_row == 0 &&
+                     !context_.config.data.validation.empty();
+  step_loss_.reset();
 }
 
 void LossWatch::look(RunProgress& progress, const StepResult& result) {
+  step_loss_ = progress.loss;
+  if (lost_validation_) progress.loss = not_finite;
   const RollbackConfig& rollback = context_.config.run.rollback;
   if (!rollback.is_on()) {
     progress.losses = {};
   } else if (!spiked_ && !result.lowered_loss_scale()) {
-    constexpr double not_finite = std::numeric_limits<double>::quiet_NaN();
     add_loss(rollback, result.skipped ? not_finite : result.loss, progress.losses);
     spike_end_ = progress.step;
   }
@@ -43,17 +54,21 @@ void LossWatch::end_if_diverged(const RunProgress& progress) {
                              format_counted(progress.skipped_in_a_row, "step"), most, way_back()));
 }
 
-void LossWatch::note_lost_validation(RunProgress& progress) {
+void LossWatch::note_validation(RunProgress& progress, bool is_lost) {
+  if (lost_validation_ && !is_lost) progress.loss = step_loss_;
+  lost_validation_ = is_lost;
+  if (!is_lost) return;
   doubtful_ = true;
-  progress.loss = std::numeric_limits<double>::quiet_NaN();
+  progress.loss = not_finite;
   checkpoints_.distrust();
   if (context_.leads())
     print_err("warning: the validation loss after step {} is not finite: the state is damaged{}\n", progress.step,
               before_rise());
 }
 
-void LossWatch::end_if_lost(const RunProgress& progress, bool is_lost) const {
-  if (progress.skipped_in_a_row == 0 && !is_lost) return;
+void LossWatch::end_if_lost(const RunProgress& progress) const {
+  const bool has_lost_loss = progress.loss && !std::isfinite(*progress.loss);
+  if (progress.skipped_in_a_row == 0 && !has_lost_loss) return;
   if (progress.skipped_in_a_row == 0)
     throw diverged(
         fmt::format("the validation loss after the last step, {}, is not finite; earlier checkpoints in {} "

@@ -39,11 +39,11 @@ class LossWatch {
   bool is_doubtful() const { return doubtful_; }
   // THROWS Error(diverged) if too many steps were skipped.
   void end_if_diverged(const RunProgress& progress);
-  // THROWS Error(diverged) if the run's last step was skipped, or if the validation after it `is_lost`.
-  void end_if_lost(const RunProgress& progress, bool is_lost) const;
-  // Call after a validation whose loss was not finite: the state is damaged, and the manifest of a checkpoint of it
-  // says so.
-  void note_lost_validation(RunProgress& progress);
+  // THROWS Error(diverged) if the run's last step was skipped, or if the last validation is lost. Call at the end.
+  void end_if_lost(const RunProgress& progress) const;
+  // Call after each validation; `is_lost`: its loss was not finite. The state is then damaged, and the manifests of
+  // checkpoints say so until a validation is finite again.
+  void note_validation(RunProgress& progress, bool is_lost);
 
   // Returns true if the run must go back once no step is running.
   bool has_spiked() const { return spiked_; }
@@ -64,7 +64,9 @@ class LossWatch {
   Reporter& reporter_;
   Dataset& data_;
   bool doubtful_ = false, spiked_ = false;
-  int64_t spike_end_ = 0;  // last step of the spike
+  bool lost_validation_ = false;     // the last validation was not finite
+  std::optional<double> step_loss_;  // loss of the last step; none: no step yet
+  int64_t spike_end_ = 0;            // last step of the spike
 };
 
 }  // namespace gptrain::train

@@ -55,13 +55,16 @@ bool is_repeated_term(int number) {
 // SIGHUP. The kernel repeats SIGXCPU every second. SIGHUP may come twice, from the kernel and from the shell.
 bool is_announcement(int number) { return number != SIGINT && number != SIGTERM; }
 
+// Returns a signal's rank in the order in which schedulers send them: one after less urgent ones is a first request.
+// LSF's bkill sends SIGINT, after ten seconds SIGTERM, and after ten more SIGKILL.
+int urgency(int number) { return is_announcement(number) ? 0 : number == SIGINT ? 1 : 2; }
+
 // Handles a signal. A library's thread, which does not block the signals, may take one at the same time as
 // take_signals; then one of the two counts as the second.
 void on_signal(int number) {
   int before = 0;
   bool is_first = received.compare_exchange_strong(before, number);
-  if (!is_first && is_announcement(before) && !is_announcement(number))
-    is_first = received.compare_exchange_strong(before, number);
+  if (!is_first && urgency(number) > urgency(before)) is_first = received.compare_exchange_strong(before, number);
   if (number == SIGHUP) leave_lost_terminal();
   if (!is_repeated_term(number) && !is_announcement(number) && !is_first) _exit(128 + number);
 }

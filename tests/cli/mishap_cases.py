@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from cli_case import (CHECKPOINT, DATA, DIVERGED, EXECUTABLE, FINISHED, MACHINE, REQUEUE, TIMEOUT_SECONDS, USAGE, CliCase,
-                      overrides, overwrite, tiny_config)
+                      overrides, overwrite, tiny_config, write_tokens)
 from busy import slowness
 from ports import free_port
 
@@ -130,18 +130,43 @@ class Diverged(CliCase):
         self.assertIn(f"warning: the validation loss after step {last} is not finite: the state is damaged; ", error)
         self.assertEqual(json.loads((self.checkpoint(last) / "manifest.json").read_text(encoding="utf-8"))["loss"], None)
         self.assertIn(1, self.checkpoint_steps())
+        # A launcher that starts it again finds nothing to do, and no run that has finished well.
+        again = self.refuse(DIVERGED, f"gptrain: training diverged: the validation loss after the last step, {last}, is not finite; ",
+                            "train", config, *explodes, *overrides(f"run.steps={last}"), "--resume", "latest")
+        self.assertNotIn("nothing to do", again)
+
+    def import_overflowing_row(self, config, tensor, values):
+        """Makes a checkpoint `imported` whose row 250 of the vocabulary, which no token reads, begins with large values."""
+        self.train(config, "--steps", "1")
+        self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        file = self.path("hf/model.safetensors")
+        [header_bytes] = struct.unpack("<Q", file.read_bytes()[:8])
+        begin, _ = json.loads(file.read_bytes()[8:8 + header_bytes])[tensor]["data_offsets"]
+        overwrite(file, 8 + header_bytes + begin + 4 * 8 * 250, struct.pack(f"<{values}f", *[3e38] * values))
+        self.succeed("checkpoint", "import", "--hf", "hf", "imported")
+
+    def test_a_validation_that_is_not_finite_during_a_run(self):
+        """Later checkpoints do not push out the last good one, and say so, until a validation is finite again."""
+        config = self.write_run(model={"tied_head": False}, data={"validation": [{"path": "heldout"}]}, optimizer={"weight_decay": 0},
+                                checkpoint={"every_steps": 1, "keep_last": 1}, run={"steps": 6, "validation_samples": 4, "validate_every_steps": 3})
+        self.write_corpus("sound")
+        write_tokens(self.path("heldout"), [250] * 2000)
+        self.import_overflowing_row(config, "transformer.wte.weight", 8)
+        shutil.rmtree(self.path("out"))
+        self.refuse(DIVERGED, "the validation loss after the last step, 6, is not finite; ", "train", config, "--init-from", "imported")
+        self.assertEqual(self.checkpoint_steps(), [2, 5, 6])
+        manifests = [json.loads((self.checkpoint(step) / "manifest.json").read_text(encoding="utf-8")) for step in (2, 5)]
+        self.assertEqual([manifests[1]["loss"], manifests[1]["lowest_loss"]], [None, manifests[0]["loss"]])
+        self.refuse(DIVERGED, "step, 8, is not finite; ", "train", config, "--resume", "latest", "--steps", "2", *overrides("run.steps=9"))
+        self.assertEqual(self.checkpoint_steps(), [2, 7, 8])
+        self.train(config, "--resume", "latest", *overrides("run.steps=9", 'data.validation=[{"path": "sound"}]'))
+        self.assertEqual(self.checkpoint_steps(), [9])
 
     def test_a_state_that_is_not_finite_is_not_saved(self):
         """A row of the vocabulary that no token reads overflows: no loss shows it."""
         model = {"norm": "rmsnorm", "positions": "rope", "activation": "swiglu", "bias": False, "tied_head": False}
         config = self.write_run(model=model, optimizer={"weight_decay": 10}, checkpoint={"every_steps": 1})
-        self.train(config, "--steps", "1")
-        self.succeed("checkpoint", "export", "out", "--hf", "hf")
-        file = self.path("hf/model.safetensors")
-        [header_bytes] = struct.unpack("<Q", file.read_bytes()[:8])
-        begin, _ = json.loads(file.read_bytes()[8:8 + header_bytes])["model.embed_tokens.weight"]["data_offsets"]
-        overwrite(file, 8 + header_bytes + begin + 4 * 8 * 250, struct.pack("<f", 3e38))
-        self.succeed("checkpoint", "import", "--hf", "hf", "imported")
+        self.import_overflowing_row(config, "model.embed_tokens.weight", 1)
         for name, way in (("beside", overrides("checkpoint.asynchronous=true")), ("waits", overrides("checkpoint.asynchronous=false")),
                           ("ranks", ["--ranks", "2", *overrides("batch.micro=1", "parallel.zero=1")]), ("end", ["--steps", "1"])):
             error = self.refuse(DIVERGED, ["gptrain: training diverged: the state after step 1 is not saved: ",

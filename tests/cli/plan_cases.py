@@ -51,6 +51,14 @@ class Search(PlanCase):
                       "device-hours", "goodput", "cost", "why others lost", "parallel.zero", "memory.recompute", "ops +"]:
             self.assertIn(words, text)
 
+    def test_sizes_of_more_than_two_nodes_are_planned_where_the_config_has_them(self):
+        config = plan_config()
+        config["model"] |= {"num_layers": 2, "num_heads": 32}
+        held = overrides("parallel.zero=0", "memory.recompute=none", "memory.offload_activations=none", "batch.micro=1")
+        for key in ("parallel.tensor=32", "parallel.context=32"):
+            plan = self.plan(self.write_config(config), "--gpus", 32, "--target", "a100-80g", "--top", 1, *held, *overrides(key))
+            self.assertEqual(plan["best"][0]["layout"][key[len("parallel."):-len("=32")]], 32)
+
     def test_what_the_rules_between_keys_refuse_is_no_layout(self):
         config = self.write_config(plan_config())
         search = [config, "--gpus", 2, "--target", "a100-80g", "--top", 1]

@@ -97,6 +97,12 @@ for whole in '' -; do
   wait "$job" || true
   [[ $(cat "$scratch/pbs/again") == job.sh ]] || fail "the job of PBS, '$whole': not queued again"
 done
+# It ends with a rank that a signal has killed, and is not queued again.
+printf '#!/bin/sh\nexit 137\n' >"$scratch/bin/mpirun"
+rm -f "$scratch/pbs/again"
+env PATH="$scratch/bin:$PATH" PBS_O_WORKDIR="$scratch/pbs" timeout 20 sh "$scratch/pbs/job.sh" >/dev/null 2>&1 || [[ $? == 1 ]] ||
+  fail "the job of PBS does not end with a killed rank"
+[[ ! -e $scratch/pbs/again ]] || fail "the job of PBS: queued again after a killed rank"
 
 # A faulty oneDNN folder is reported before anything is built.
 if command -v meson >/dev/null; then

@@ -1,9 +1,14 @@
 #include <cmath>
+#include <optional>
 #include <sys/types.h>
 #include <unistd.h>
+#include <utility>
+#include <vector>
 
 #include "catch.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/losses.h"
+#include "checkpoint/manifest.h"
 #include "helpers.h"
 
 using namespace gptrain;
@@ -51,6 +56,61 @@ TEST_CASE("Retention keeps the last checkpoint before the loss rose until it has
   save(40, 3.4);
   save(45, 3.6);
   CHECK(kept(out.path(), 1, 0) == std::vector<int64_t>{45});
+}
+
+TEST_CASE("Retention keeps the last checkpoint before the loss rose beside those that are kept for good",
+          "[retention]") {
+  const auto save = [](const fs::path& out, int64_t step, double loss) {
+    Manifest manifest = make_manifest(step);
+    manifest.progress.loss = loss;
+    save_checkpoint(out, manifest, {});
+  };
+  // The newest two are kept for good as well, or one of them.
+  const TemporaryFolder risen;
+  for (const auto& [step, loss] : {std::pair{10, 2.0}, {20, 8.0}, {30, 8.0}}) save(risen.path(), step, loss);
+  CHECK(kept(risen.path(), 2, 20) == std::vector<int64_t>{10, 20, 30});
+  const TemporaryFolder low;
+  for (const auto& [step, loss] : {std::pair{20, 2.0}, {30, 2.1}, {40, 8.0}}) save(low.path(), step, loss);
+  CHECK(kept(low.path(), 1, 20) == std::vector<int64_t>{20, 30, 40});
+  save(low.path(), 50, 2.2);
+  CHECK(kept(low.path(), 1, 20) == std::vector<int64_t>{20, 40, 50});
+}
+
+TEST_CASE("A loss that rises slowly does not push out the last checkpoint before it rose", "[retention]") {
+  const TemporaryFolder out;
+  LowestLoss lowest;
+  const auto save = [&](int64_t step, double loss) {
+    Manifest manifest = make_manifest(step);
+    manifest.progress.loss = loss;
+    manifest.progress.lowest_loss = lowest.add(manifest.progress, {});
+    save_checkpoint(out.path(), manifest, {});
+    return kept(out.path(), 1, 0);
+  };
+  CHECK(save(5, 2) == std::vector<int64_t>{5});
+  CHECK(save(10, 2.8) == std::vector<int64_t>{10});
+  CHECK(save(15, 3.9) == std::vector<int64_t>{10, 15});
+  // A resume goes on from the manifest's lowest loss.
+  lowest = {};
+  lowest.go_on(load_manifest(out.path() / "checkpoints/step-00000015").manifest.progress);
+  CHECK(save(20, 5.5) == std::vector<int64_t>{10, 20});
+  CHECK(save(25, std::nan("")) == std::vector<int64_t>{10, 25});
+  CHECK(save(30, 3) == std::vector<int64_t>{30});
+}
+
+TEST_CASE("The lowest loss begins anew with a phase of the mixture, and is not guessed", "[retention]") {
+  const std::vector<DataPhase> phases = {{.until_step = 10, .weights = {}}, {.until_step = 25, .weights = {}}};
+  LowestLoss lowest;
+  const auto add = [&](int64_t step, std::optional<double> loss) {
+    return lowest.add({.step = step, .loss = loss}, phases);
+  };
+  CHECK(add(5, 1) == 1);
+  CHECK(add(10, 1.2) == 1);
+  CHECK(add(15, 3) == 3);
+  CHECK(add(20, std::nan("")) == 3);
+  CHECK(add(30, std::nan("")) == std::nullopt);
+  CHECK(add(35, 2) == 2);
+  lowest.go_on({.step = 35, .loss = 8});
+  CHECK(add(40, 9) == std::nullopt);
 }
 
 TEST_CASE("Damaged checkpoints push out no sound one", "[retention]") {

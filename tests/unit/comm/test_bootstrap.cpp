@@ -174,6 +174,14 @@ TEST_CASE("torchrun's agent, brackets, and a job of several tasks") {
   for (int port = 20000; port < 32000; ++port)
     REQUIRE(launch_with(with(plain, {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"MASTER_PORT", std::to_string(port)}}))
                 .master_port != port);
+  // Started by srun or mpirun once per node, with one rank each, in another order.
+  const Settings by_torchrun = with(plain, {{"WORLD_SIZE", "6"}, {"TORCHELASTIC_RUN_ID", "none"}});
+  for (const Settings& outer : {slurm, with(mpirun, {{"OMPI_COMM_WORLD_SIZE", "6"}})}) {
+    const Launch inner = launch_with(with(outer, by_torchrun));
+    REQUIRE(inner.source == Launch::Source::variables);
+    REQUIRE(inner.rank == 3);
+    REQUIRE_FALSE(inner.mpi);
+  }
   REQUIRE(launch_with(with(plain, {{"MASTER_ADDR", "[::1]"}})).master_addresses == std::vector<std::string>{"::1"});
   REQUIRE(launch_with({{"SLURM_JOB_ID", "1"}, {"SLURM_NTASKS", "4"}}).tasks_of_job == 4);
   REQUIRE(launch_with(slurm).tasks_of_job == 1);

@@ -70,12 +70,18 @@ TEST_CASE("A stop signal after a run does not undo it, a second SIGINT or SIGTER
     for (const int announcement : {SIGUSR1, SIGUSR2, SIGXCPU, SIGHUP})
       CHECK(status_after({number, announcement, announcement}) == 0);
   }
-  for (const auto& [first, second] : {std::pair{SIGINT, SIGINT}, {SIGINT, SIGTERM}, {SIGTERM, SIGINT}}) {
+  for (const auto& [first, second] : {std::pair{SIGINT, SIGINT}, {SIGTERM, SIGINT}}) {
     const int status = status_after({first, second});
     CHECK(WIFEXITED(status));
     CHECK(WEXITSTATUS(status) == 128 + second);
   }
   CHECK(status_after({SIGTERM, SIGTERM, SIGTERM}) == 0);
+}
+
+TEST_CASE("A SIGTERM after a SIGINT, as LSF's bkill sends them, is a first request") {
+  CHECK(status_after({SIGINT, SIGTERM, SIGTERM}) == 0);
+  CHECK(status_after({SIGUSR2, SIGINT, SIGTERM, SIGUSR2}) == 0);
+  CHECK(WEXITSTATUS(status_after({SIGINT, SIGTERM, SIGINT})) == 128 + SIGINT);
 }
 
 TEST_CASE("A first SIGINT or SIGTERM after signals that announce the end ends nothing, the next one does") {
