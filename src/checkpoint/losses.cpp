@@ -105,6 +105,9 @@ std::string rise_warning(const fs::path& checkpoint) {
           fmt::format("; the last one before it rose: {} (loss {:.4f})", last->checkpoint.path.string(), last->loss);
     }
   }
+  const std::optional<double> lowest = manifest.progress.lowest_loss;
+  if (other.empty() && lowest && has_risen(*loss, *lowest))
+    other = fmt::format("; earlier checkpoints of its run had reached {:.4f}", *lowest);
   if (!is_lost(*loss) && other.empty()) return "";
   // All checkpoints that are left may be of a diverged state.
   if (other.empty()) other = fmt::format("; a model that has learned nothing has a loss of {:.4f}", of_guesses);

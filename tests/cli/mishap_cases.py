@@ -98,10 +98,13 @@ class Diverged(CliCase):
         self.assertNotIn("diverged", self.run_gptrain("checkpoint", "verify", self.checkpoint(4)).err)
         resumed = self.run_gptrain("train", config, "--resume", "latest", *overrides("optimizer.lr=10", "optimizer.clip_norm=0"))
         self.assertIn("warning: the loss of out/checkpoints/step-00000006 is ", resumed.err)
-        # Where no earlier checkpoint is left, a loss far above that of guesses tells it.
+        # Where no earlier checkpoint is left, the lowest loss of the run tells it, or one far above that of guesses.
         for step in (2, 4, 8):
             shutil.rmtree(self.checkpoint(step), ignore_errors=True)
         result = self.run_gptrain("checkpoint", "verify", "out")
+        self.assertIn(f"the run had diverged; earlier checkpoints of its run had reached {manifests[1]['lowest_loss']:.4f}\n", result.err)
+        self.train(config, "--steps", "2", *overrides("optimizer.lr=10", "optimizer.clip_norm=0", "run.out=first"))
+        result = self.run_gptrain("checkpoint", "verify", "first")
         self.assertIn("the run had diverged; a model that has learned nothing has a loss of 5.5491\n", result.err)
 
     def test_the_last_before_the_loss_rose_is_kept(self):

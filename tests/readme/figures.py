@@ -11,7 +11,7 @@ row:
     why         the reason of a difference of more than 15%
 A value that ends with .predicted is a step in a published layout: its published figure must be the file's. The line
 MEAN must state the mean difference of all these, and their number. A row whose figure ends with SEARCHED shows a time that
-must not exceed the time of the row before it.
+must not exceed the time of the row before it. Rows of a block that begins with LONG are computed by --long alone.
 """
 import json
 import math
@@ -22,6 +22,7 @@ from types import SimpleNamespace
 
 FIGURES_HEAD = "| figure | with | value | ours | published | difference | why |"
 SEARCHED = ", searched"
+LONG = "# takes minutes"
 MOST = 0.15  # a difference beyond this needs a reason, in a row and on average
 MEAN = re.compile(r"^The (\d+) steps in published layouts differ by ([\d.]+)% on average\.", re.MULTILINE)
 AMOUNT = re.compile(r"([\d.,]+)( .*|%.*)?")
@@ -39,11 +40,11 @@ def command_of(lines):
 
 
 def figure_rows(text, blocks):
-    """Yields (line number, command, cells) of each row. `blocks`: {number of the first line: lines} of ```sh blocks."""
-    command, row = None, None
+    """Yields (line number, command, whether it takes long, cells) of each row. `blocks`: {first line: lines} of ```sh blocks."""
+    command, row, is_long = None, None, False
     for number, line in enumerate(text.splitlines(), 1):
         if number in blocks:
-            command = command_of(blocks[number])
+            command, is_long = command_of(blocks[number]), blocks[number][:1] == [LONG]
         if line == FIGURES_HEAD:
             row = -2  # the head, and the line below it
         elif not line.startswith("|"):
@@ -51,7 +52,7 @@ def figure_rows(text, blocks):
         elif row is not None:
             row += 1
             if row >= 0:
-                yield number, command, [cell.strip() for cell in line.strip("|").split("|")]
+                yield number, command, is_long, [cell.strip() for cell in line.strip("|").split("|")]
 
 
 def with_options(command, additions):
@@ -153,16 +154,17 @@ def mean_line(layouts):
     return f"The {len(layouts)} steps in published layouts differ by {100 * sum(layouts) / len(layouts):.1f}% on average."
 
 
-def figures_faults(page, text, blocks, printed):
-    """Yields, for each wrong row, its place, its content, and its correct cells (ours, difference) or None."""
+def figures_faults(page, text, blocks, printed, long=False):
+    """Yields, for each wrong row, its place, its content, and its correct cells (ours, difference) or None. `long`: of the rows
+    that take long, else of the others."""
     layouts, before = [], math.inf
-    for number, command, cells in figure_rows(text, blocks):
-        for fault, correct in row_faults(cells, command, printed, layouts):
+    for number, command, is_long, cells in figure_rows(text, blocks):
+        for fault, correct in row_faults(cells, command, printed, layouts) if is_long == long else ():
             yield f"{page}:{number}", fault, correct
         if cells[0].endswith(SEARCHED) and not amount(cells[3]) <= before:
             yield f"{page}:{number}", f"{cells[3]} is more than the row before it", None
         before = amount(cells[3]) if len(cells) > 3 else math.nan
-    if not layouts:
+    if not layouts or long:
         return
     stated = MEAN.search(text)
     if not stated or stated.group() != mean_line(layouts):
@@ -171,11 +173,13 @@ def figures_faults(page, text, blocks, printed):
         yield f"{page}: the mean", f"steps in published layouts differ by more than {MOST:.0%} on average", None
 
 
-def corrected(text, blocks, printed):
-    """Returns the page with the program's figures."""
+def corrected(text, blocks, printed, long=False):
+    """Returns the page with the program's figures: of the rows that take long, else of the others."""
     lines = text.splitlines()
     layouts = []
-    for number, command, cells in figure_rows(text, blocks):
+    for number, command, is_long, cells in figure_rows(text, blocks):
+        if is_long != long:
+            continue
         for fault, correct in row_faults(cells, command, printed, layouts):
             if correct is None:
                 print(f"line {number}: {fault}")
@@ -183,4 +187,4 @@ def corrected(text, blocks, printed):
             cells[3], cells[5] = correct
             lines[number - 1] = re.sub(" {2,}", " ", f"| {' | '.join(cells)} |")
     result = "\n".join(lines) + "\n"
-    return MEAN.sub(mean_line(layouts), result) if layouts else result
+    return MEAN.sub(mean_line(layouts), result) if layouts and not long else result

@@ -3,6 +3,7 @@
 
 Run as test_readme.py SOURCE_ROOT GPTRAIN. Prints each fault.
 With --write SOURCE_ROOT GPTRAIN, rewrites the table of keys and the tables of settings.
+With --long SOURCE_ROOT GPTRAIN, tests only the figures below commands that take minutes; with --write, too, rewrites them.
 
 README.md comes first, then every other page (*.md) of the tree. Every ```sh block is run, in order, in one copy of the
 tree in which build/gptrain is GPTRAIN, so files left by README.md exist for the other pages. A command may only be in
@@ -426,9 +427,23 @@ def check_that_faults_are_found(pages, root, folder, program):
             if not list(faults)]
 
 
+def check_long_figures(root, program, write):
+    """Tests or rewrites the figures below commands that take minutes. Returns the exit code."""
+    printed, faults = figures.Printed(program.path, root), []
+    for page, text in read_pages(root).items():
+        if write:
+            (root / page).write_text(figures.corrected(text, sh_blocks(text), printed, True), encoding="utf-8")
+        else:
+            faults += [f"{where}: {fault}" for where, fault, _ in figures.figures_faults(page, text, sh_blocks(text), printed, True)]
+    print("\n".join(faults) or "the figures below commands that take minutes are the program's")
+    return 1 if faults else 0
+
+
 def main():
-    arguments = [argument for argument in sys.argv[1:] if argument != "--write"]
+    arguments = [argument for argument in sys.argv[1:] if argument not in ("--write", "--long")]
     root, program = Path(arguments[0]).resolve(), Program(os.path.abspath(arguments[1]))
+    if "--long" in sys.argv[1:]:
+        return check_long_figures(root, program, "--write" in sys.argv[1:])
     if "--write" in sys.argv[1:]:
         write_pages(root, program)
         return 0
