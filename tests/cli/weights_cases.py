@@ -50,7 +50,7 @@ class Upcycle(CheckpointCase):
         out = self.succeed("checkpoint", "upcycle", "dense", "mixture", "--moe", self.MOE)
         self.assertRegex(out, r"^mixture: \d blocks? with 4 experts each, [\d,]+ parameters of [\d,]+; train CONFIG "
                               r"--init-from mixture starts a run from them\n$")
-        self.assertEqual(self.succeed("checkpoint", "verify", "mixture"), "mixture: sound\n")
+        self.assertIn(": sound\n", self.succeed("checkpoint", "verify", "mixture"))
         self.train(dense, "--steps", 2, "--init-from", "dense", *overrides("run.out=one"))
         self.train(dense, "--steps", 2, "--init-from", "mixture", *overrides("run.out=many", f"model.moe={self.MOE}"))
         for one, many in zip(self.records("one"), self.records("many"), strict=True):
