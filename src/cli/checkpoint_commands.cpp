@@ -17,6 +17,7 @@
 #include "checkpoint/hf_import.h"
 #include "checkpoint/losses.h"
 #include "checkpoint/model_check.h"
+#include "checkpoint/upcycle.h"
 #include "cli/commands.h"
 #include "cli/option_checks.h"
 #include "train/folder.h"
@@ -160,6 +161,32 @@ void add_average_command(CLI::App& checkpoint) {
   });
 }
 
+void add_upcycle_command(CLI::App& checkpoint) {
+  struct Arguments {
+    std::string folder, moe, out;
+  };
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = checkpoint.add_subcommand("upcycle", "make a mixture of experts of a dense model's weights");
+  command->add_option("DIR", arguments->folder, "a checkpoint, or a run's folder (its newest)")->required();
+  command->add_option("OUT", arguments->out, "the folder to write, which must not exist")
+      ->required()
+      ->check(some_text());
+  command->add_option("--moe", arguments->moe, "model.moe of the mixture; its experts are copies of the FFN")
+      ->required()
+      ->check(some_text())
+      ->type_name("JSON");
+  set_examples(command, {R"(gptrain checkpoint upcycle runs/llama upcycled --moe '{"experts": 4, "top_k": 2}')"});
+  command->callback([arguments] {
+    const std::filesystem::path from = resolve_checkpoint(arguments->folder);
+    const Upcycled made = upcycle_checkpoint(from, arguments->moe, arguments->out);
+    warn_of_rise(from);
+    print_out("{}: {} with {} experts each, {} parameters of {}; train CONFIG --init-from {} starts a run from them\n",
+              arguments->out, format_counted(made.blocks, "block"), made.experts, format_grouped(made.parameters),
+              format_grouped(made.dense_parameters), arguments->out);
+    for (const std::string& note : made.notes) print_out("note: {}\n", note);
+  });
+}
+
 // Whether every file can be opened; a manifest that is missing is no matter of permissions.
 bool is_readable(const std::filesystem::path& checkpoint) {
   std::error_code error;
@@ -243,6 +270,7 @@ void add_checkpoint_commands(CLI::App& app) {
   add_import_command(*checkpoint);
   add_diff_command(*checkpoint);
   add_average_command(*checkpoint);
+  add_upcycle_command(*checkpoint);
   add_prune_command(*checkpoint);
   set_examples(checkpoint, {"gptrain checkpoint verify runs/demo"});
 }

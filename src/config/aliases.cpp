@@ -131,6 +131,7 @@ std::span<const Aliases> key_aliases() {
       {"parallel.expert",
        {"expert_model_parallel_size", "expert_parallel_size", "expert_parallel_degree", "expert_parallel", "ep",
         "ep_size"}},
+      {"parallel.expert_tensor", {"expert_tensor_parallel_size", "expert_tensor_parallel_degree", "etp"}},
       {"parallel.pipeline",
        {"pipeline_model_parallel_size", "pipeline_parallel_size", "pipeline_parallel_degree", "pp"}},
       {R"(parallel.rank_order = "tensor-pipeline-data")", {"use_tp_pp_dp_mapping"}},

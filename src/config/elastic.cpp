@@ -35,6 +35,7 @@ std::string layout_changes(const StepConfig& saved, int64_t saved_ranks, const S
   compare("parallel.tensor", saved.parallel.tensor, config.parallel.tensor);
   compare("parallel.context", saved.parallel.context, config.parallel.context);
   compare("parallel.expert", saved.parallel.expert, config.parallel.expert);
+  compare("parallel.expert_tensor", saved.parallel.expert_tensor, config.parallel.expert_tensor);
   compare("parallel.pipeline", saved.parallel.pipeline, config.parallel.pipeline);
   compare("data ranks", saved_ranks / ranks_of_model(saved.parallel), ranks / ranks_of_model(config.parallel));
   compare("batch.micro", saved.batch.micro, config.batch.micro);

@@ -1,4 +1,5 @@
 #include <fmt/format.h>
+#include <utility>
 
 #include "base/units.h"
 #include "config/rules.h"
@@ -13,12 +14,22 @@ class ExpertRules : Rules {
   void run() {
     if (!sound({path, "model.moe"}) || config_.parallel.expert == 1) return;
     if (!config_.model.moe.is_on()) return fault(path, "must be 1 without model.moe: there are no experts", "1");
+    check_tensor();
     check_sizes();
     check_features();
   }
 
  private:
-  static constexpr const char* path = "parallel.expert";
+  static constexpr const char *path = "parallel.expert", *tensor_path = "parallel.expert_tensor";
+
+  // Checks that experts are whole, or cut over all tensor ranks.
+  void check_tensor() {
+    const ParallelConfig& parallel = config_.parallel;
+    if (!sound({tensor_path, "parallel.tensor"}) || parallel.expert_tensor == 1) return;
+    if (parallel.expert_tensor != parallel.tensor)
+      fault(tensor_path, fmt::format("must be 1 or parallel.tensor = {}", parallel.tensor),
+            fmt::format("{}", parallel.tensor));
+  }
 
   // Checks that experts divide evenly over the ranks, and ranks of a stage over the groups that share experts.
   void check_sizes() {
@@ -26,13 +37,18 @@ class ExpertRules : Rules {
     const int64_t experts = config_.model.moe.experts, ranks = parallel.expert;
     const int64_t of_stage = parallel.tensor * parallel.context * data_ranks();
     const auto divides_experts = [&](int64_t n) { return experts % n == 0; };
-    const auto divides_ranks = [&](int64_t n) { return of_stage % n == 0; };
+    const int64_t of_expert = parallel.expert_tensor;
+    // The mesh reports a number of ranks that it does not divide.
+    const bool has_mesh = world_size_ % ranks_of_model(parallel) == 0;
+    const auto divides_ranks = [&](int64_t n) { return !has_mesh || of_stage % (n * of_expert) == 0; };
     const std::string nearest =
         nearest_integers(ranks, 1, experts, [&](int64_t n) { return divides_experts(n) && divides_ranks(n); });
     if (!divides_experts(ranks)) {
       fault(path, fmt::format("must divide model.moe's experts = {}", experts), nearest);
-    } else if (sound({"parallel.tensor", "parallel.context", "parallel.pipeline"}) && !divides_ranks(ranks)) {
-      fault(path, fmt::format("must divide the {} of a stage", format_counted(of_stage, "rank")), nearest);
+    } else if (sound({"parallel.tensor", "parallel.context", "parallel.pipeline", tensor_path}) &&
+               !divides_ranks(ranks)) {
+      const std::string times = of_expert > 1 ? fmt::format("times {} = {} ", tensor_path, of_expert) : "";
+      fault(path, fmt::format("{}must divide the {} of a stage", times, format_counted(of_stage, "rank")), nearest);
     }
   }
 
@@ -46,14 +62,14 @@ class ExpertRules : Rules {
     refuse("parallel.elastic", config_.parallel.elastic, "must be false: experts are spread over data ranks", "false");
     refuse("optimizer.type",
            type != OptimizerKind::adamw && type != OptimizerKind::adamw_8bit && type != OptimizerKind::lion &&
-               type != OptimizerKind::sgd,
-           "must be \"adamw\", \"adamw-8bit\", \"lion\" or \"sgd\": others see whole matrices of all ranks",
+               type != OptimizerKind::sgd && type != OptimizerKind::muon,
+           "must be \"adamw\", \"adamw-8bit\", \"lion\", \"sgd\" or \"muon\": others need sums over tensors of "
+           "other ranks",
            "\"adamw\"");
-    refuse("optimizer.type", type == OptimizerKind::adamw_8bit && config_.parallel.tensor > 1,
-           "cannot be \"adamw-8bit\" on several tensor ranks, whose blocks of experts have other numbers,",
-           "\"adamw\"");
-    refuse("memory.offload_optimizer", config_.memory.offload_optimizer != StatePlace::none,
-           "must be \"none\": state of spread experts stays on their ranks", "\"none\"");
+    for (const auto& [key, place] : {std::pair{"memory.offload_parameters", config_.memory.offload_parameters},
+                                     {"memory.offload_gradients", config_.memory.offload_gradients}})
+      refuse(key, place != StatePlace::none,
+             "must be \"none\": weights and gradients of spread experts stay on devices", "\"none\"");
     refuse("comm.compression", config_.comm.compression.is_on(),
            "must be {}: errors of gradients are kept for data ranks only", "{}");
     refuse("run.sample_every_steps", config_.run.sample_every_steps > 0,

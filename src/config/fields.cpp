@@ -147,8 +147,15 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                    when(&RunConfig::parallel, [](const ParallelConfig& parallel) { return parallel.context > 1; })})
               .changeable(),
           field("parallel.expert", &RunConfig::parallel, &P::expert, IntegerRule{1, 1 << 16, {}},
-                "ranks of a stage that hold the experts of model.moe between them, each whole ones: tokens go to the "
-                "ranks of their experts and back; divides the experts and the ranks of a stage")
+                "ranks of a stage that hold the experts of model.moe between them: tokens go to the ranks of their "
+                "experts and back; divides the experts, and times expert_tensor the ranks of a stage")
+              .changeable(),
+          field("parallel.expert_tensor", &RunConfig::parallel, &P::expert_tensor, IntegerRule{1, 1 << 16, {}},
+                "ranks that share each expert's features: 1, each rank has whole experts; or parallel.tensor, experts "
+                "are cut as dense FFNs are")
+              .only_with(
+                  {"parallel.expert", "parallel.expert is greater than 1",
+                   when(&RunConfig::parallel, [](const ParallelConfig& parallel) { return parallel.expert > 1; })})
               .changeable(),
           field("parallel.expert_room", &RunConfig::parallel, &P::expert_room, NumberRule{.min = 1, .max = 1e6},
                 "rows for which the experts of a rank have room, as a multiple of those that the rank sends; a step "

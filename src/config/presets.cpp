@@ -67,6 +67,31 @@ ModelConfig qwen3_moe(const char* name, const LlamaShape& shape, int64_t expert_
   return model;
 }
 
+// Grok-1's block: norms before and after each branch, bounded attention scores. Its factors of embeddings and logits
+// are left out.
+ModelConfig grok(const char* name, const LlamaShape& shape) {
+  ModelConfig model = llama(name, shape);
+  model.vocab_size = 131'072;
+  model.activation = ActivationKind::geglu_tanh;
+  model.attention_softcap = 30;
+  model.norm_after = true;
+  model.tied_head = true;
+  model.moe = {.experts = 8, .top_k = 2};
+  return model;
+}
+
+// The decoder of a Switch Transformer, without its attention to an encoder: widths, heads of 64, T5's vocabulary, and
+// one expert for each token. It has RoPE and GELU here, where T5 has relative positions and ReLU.
+ModelConfig switch_decoder(const char* name, const LlamaShape& shape, int64_t experts, int64_t every) {
+  ModelConfig model = llama(name, shape);
+  model.vocab_size = 32'128;
+  model.head_size = 64;
+  model.activation = ActivationKind::gelu_tanh;
+  model.tied_head = true;
+  model.moe = {.experts = experts, .top_k = 1, .every = every, .first = every - 1, .renormalise = false, .z_loss = 0};
+  return model;
+}
+
 std::vector<ModelConfig> table() {
   return {
       // Radford et al., "Language models are unsupervised multitask learners" (2019), sizes of the released weights.
@@ -127,6 +152,11 @@ std::vector<ModelConfig> table() {
       // Yang et al., Qwen3, arXiv 2505.09388, with the 4,096 tokens of its first stage; widths of the released weights.
       qwen3_moe("qwen3-30b-a3b", {48, 2048, 32, 4, 6144, 4096}, 768),
       qwen3_moe("qwen3-235b-a22b", {94, 4096, 64, 4, 12288, 4096}, 1536),
+      // xAI, Grok-1 (2024): shape of the released weights.
+      grok("grok-1-314b", {64, 6144, 48, 8, 32768, 8192}),
+      // Fedus et al., Switch Transformers, arXiv 2101.03961, table 9; Google (2022): shape of the released weights.
+      switch_decoder("switch-base-8-decoder", {12, 768, 12, 0, 3072, 512}, 8, 2),
+      switch_decoder("switch-c-1.6t-decoder", {15, 2080, 32, 0, 6144, 512}, 2048, 1),
   };
 }
 

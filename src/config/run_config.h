@@ -192,6 +192,7 @@ struct ParallelConfig {
   int64_t tensor = 1;
   int64_t context = 1;         // ranks that share sequences
   int64_t expert = 1;          // ranks of a stage over which each layer's experts are spread
+  int64_t expert_tensor = 1;   // tensor ranks over which each expert is cut: 1 or all; 1 unless expert > 1
   double expert_room = 2;      // rows for which a rank's experts have room, as a multiple of those that it sends
   int64_t pipeline = 1;        // stages
   int64_t virtual_stages = 1;  // chunks of each stage

@@ -172,7 +172,7 @@ size_t sizes_of_op(std::string_view key) {
       words[1].starts_with("activation") || words[1].starts_with("norm_") || words[1].starts_with("query_key");
   const bool capped = words[1].starts_with("cross_entropy") && words.size() == 3 && words[2] == with_softcap;
   if (needs_kind ? !has_kind : words.size() != 2 && !capped) return 0;
-  if (words[1].starts_with("linear")) return 3;
+  if (words[1].starts_with("linear") || words[1].starts_with("grouped_linear")) return 3;
   return words[1].starts_with("attention") ? 2 : 1;
 }
 

@@ -12,14 +12,24 @@
 namespace gptrain::inline model {
 namespace {
 
+// RETURNS the number of tensor ranks between which the rows of a token are divided: those with whole experts. Ranks
+// that share each expert send all rows to the ranks with the same part of the features.
+int64_t num_shares(const LayerContext& context) { return context.tensor.size() / context.experts.axis.tensor.size; }
+
 // RETURNS the bound of the rows that a rank's experts receive: as many as there is room for, or as many as can come.
 int64_t row_bound(const LayerContext& context) {
   const MoeConfig& moe = context.shape.model.moe;
-  const int64_t ranks = context.experts.axis.size, shares = context.tensor.size(), rows = context.shape.rows();
+  const int64_t ranks = context.experts.axis.size, shares = num_shares(context), rows = context.shape.rows();
   const int64_t most_for_one = rows * std::min<int64_t>(moe.top_k, moe.experts / ranks);
   const double sent = static_cast<double>(rows * moe.top_k) / static_cast<double>(shares);
   return std::min(ranks * ((most_for_one + shares - 1) / shares),
                   static_cast<int64_t>(std::ceil(context.experts.capacity_factor * sent)));
+}
+
+// RETURNS ExpertSpread::first_share.
+int64_t first_share(const LayerContext& context) {
+  const int64_t shares = num_shares(context);
+  return ((context.tensor.rank() - context.experts.axis.rank) % shares + shares) % shares;
 }
 
 // Writes numbers to device memory, in pieces of a fixed size.
@@ -127,9 +137,8 @@ SpreadExpertRows::SpreadExpertRows(const LayerContext& context, LayerLayout& lay
       routed_(routed),
       spread_{.ranks = axis().size,
               .experts = context.shape.model.moe.experts,
-              .shares = context.tensor.size(),
-              .first_share = ((context.tensor.rank() - axis().rank) % context.tensor.size() + context.tensor.size()) %
-                             context.tensor.size(),
+              .shares = num_shares(context),
+              .first_share = first_share(context),
               .bound = row_bound(context)},
       arrangement_(spread_),
       sent_rows_(static_cast<size_t>(axis().size)),

@@ -157,31 +157,37 @@ int64_t count_expected_rows(int64_t rows, int64_t expected, Footprint& footprint
   return expected;
 }
 
-// Counts the products of all experts: as many multiply-adds as one product of all rows. `weights`: bytes of the
-// experts' matrices, which are read or written for any number of rows.
-void count_grouped(const Matrix& x, int64_t expected, const Matrix& weights, const Matrix& y, Footprint& footprint) {
+// Counts the products of all experts: as many multiply-adds as one product of all rows, in products of equally many
+// rows. `weights`: bytes of the experts' matrices, which are read or written for any number of rows. RETURNS the rows
+// of an expert.
+int64_t count_grouped(const Matrix& x, int64_t expected, const Matrix& weights, const Matrix& y, const Matrix& offsets,
+                      Footprint& footprint) {
   footprint.bytes_moved -= weights.bytes();
-  const int64_t rows = count_expected_rows(x.rows, expected, footprint);
+  const int64_t rows = count_expected_rows(x.rows, expected, footprint), experts = offsets.cols - 1;
   footprint.bytes_moved += weights.bytes();
   footprint.model_flops = footprint.executed_flops = product_flops(rows, y.cols, x.cols);
-  footprint.products = product_shape(x.dtype, rows, y.cols, x.cols);
+  const int64_t of_expert = (rows + experts - 1) / experts;
+  footprint.products = product_shape(x.dtype, of_expert, y.cols, x.cols);
+  footprint.products.count = experts;
+  return of_expert;
 }
 
 void add_cost(const GroupedLinearForward& op, const Target&, Footprint& footprint) {
-  count_grouped(op.x, op.expected_rows, op.w, op.y, footprint);
+  count_grouped(op.x, op.expected_rows, op.w, op.y, op.offsets, footprint);
 }
 
 void add_cost(const GroupedLinearBackwardInput& op, const Target&, Footprint& footprint) {
-  count_grouped(op.dy, op.expected_rows, op.w, op.dx, footprint);
+  count_grouped(op.dy, op.expected_rows, op.w, op.dx, op.offsets, footprint);
 }
 
 void add_cost(const GroupedLinearBackwardWeight& op, const Target&, Footprint& footprint) {
   const int64_t passes = op.accumulate ? 2 : 1;  // over the gradient
   footprint.bytes_moved -= (passes - 1) * op.dw.bytes();
-  count_grouped(op.dy, op.expected_rows, op.dw, op.x, footprint);
+  const int64_t rows = count_grouped(op.dy, op.expected_rows, op.dw, op.x, op.offsets, footprint);
   footprint.bytes_moved += (passes - 1) * op.dw.bytes();
-  const int64_t rows = op.expected_rows < 0 ? op.dy.rows : op.expected_rows;
-  footprint.products = product_shape(op.dy.dtype, op.dy.cols, op.x.cols, rows);
+  footprint.products.m = op.dy.cols;
+  footprint.products.n = op.x.cols;
+  footprint.products.k = rows;
 }
 
 void add_cost(const GatherRows& op, const Target&, Footprint& footprint) {

@@ -47,23 +47,40 @@ std::vector<BlockMatrix> block_matrices(const ModelSpec& spec, const ParameterLa
   return matrices;
 }
 
+std::vector<MatrixExchange::Holder> MatrixExchange::holders_of_stage() const {
+  const Mesh& mesh = context_.groups.mesh();
+  std::vector<Holder> holders;
+  for (const int64_t rank : mesh.group(context_.groups.rank(), {MeshAxis::tensor, MeshAxis::context, MeshAxis::data})) {
+    const MeshPoint at = mesh.coordinates(rank);
+    const auto on = [&](ExpertAxis axis) { return mesh.coordinate(rank, axis); };
+    holders.push_back({.tensor = at[MeshAxis::tensor],
+                       .data = at[MeshAxis::context] + mesh.size(MeshAxis::context) * at[MeshAxis::data],
+                       .experts = {.size = mesh.size(ExpertAxis::expert),
+                                   .rank = on(ExpertAxis::expert),
+                                   .tensor = {mesh.size(ExpertAxis::expert_tensor), on(ExpertAxis::expert_tensor)}},
+                       .expert_data = on(ExpertAxis::expert_data)});
+  }
+  return holders;
+}
+
 MatrixExchange::MatrixExchange(const UpdateContext& context)
     : context_(context),
       group_(context.groups.stage_group()),
-      stage_rank_(context.groups.stage_rank()),
+      holders_(holders_of_stage()),
       matrices_(block_matrices(context.parameters.spec(), context.parameters.layout())) {
+  const Mesh& mesh = context.groups.mesh();
+  const std::vector<int64_t> all =
+      mesh.group(context.groups.rank(), {MeshAxis::tensor, MeshAxis::context, MeshAxis::data});
+  own_ = static_cast<size_t>(std::find(all.begin(), all.end(), context.groups.rank()) - all.begin());
+  for (const TensorSpec& tensor : context.parameters.spec().tensors)
+    own_experts_ = std::max(own_experts_, (tensor.expert + 1) / holders_[own_].experts.size);
   std::stable_sort(matrices_.begin(), matrices_.end(),
                    [](const BlockMatrix& a, const BlockMatrix& b) { return work_of(a) > work_of(b); });
   for (const BlockMatrix& matrix : matrices_) {
     most_elements_ = std::max(most_elements_, matrix.count());
     most_square_ = std::max(most_square_, smaller_side_squared(matrix));
   }
-  const std::vector<RankGroups::StageRank> stage_ranks = context.groups.stage_ranks();
-  const int64_t ranks = std::ssize(stage_ranks);
-  std::vector<std::vector<TensorShard>> shards;  // shards of each tensor rank
-  const int64_t tensor_size = context.groups.on_tensor_axis().size;
-  for (int64_t rank = 0; rank < tensor_size; ++rank)
-    shards.push_back(shard_tensors(context.parameters.spec(), {tensor_size, rank}));
+  const int64_t ranks = std::ssize(holders_);
   const bool holds_all = !context.parameters.sharding().cuts_state();
   for (int64_t i = 0; i < std::ssize(matrices_); ++i) {
     if (i % ranks == 0) {
@@ -74,34 +91,52 @@ MatrixExchange::MatrixExchange(const UpdateContext& context)
     const int64_t turn = i % ranks;
     const auto owner = static_cast<size_t>(std::ssize(rounds_) % 2 == 1 ? turn : ranks - 1 - turn);
     const BlockMatrix& matrix = matrices_[static_cast<size_t>(i)];
-    const MatrixPart part = part_of(matrix, shards[static_cast<size_t>(stage_rank_.tensor)], stage_rank_.data);
+    const MatrixPart part = part_of(matrix, holders_[own_]);
     const PeerPart range{part.count > 0 ? in_gradients(matrix, part) : 0, part.count};
-    // If every data-parallel rank holds all elements, the owner takes them from ranks with its own data rank.
-    if (part.owned && (!holds_all || stage_ranks[owner].data == stage_rank_.data)) round.sent[owner] = range;
+    // If every replica holds all elements, the owner takes them from ranks with its own number.
+    const bool is_near = replica(matrix, holders_[owner]) == replica(matrix, holders_[own_]);
+    if (part.owned && (!holds_all || is_near)) round.sent[owner] = range;
     round.received_back[owner] = range;
-    if (stage_ranks[owner] == stage_rank_) {
+    if (owner == own_) {
       round.own = i;
-      add_own(round, stage_ranks, shards);
+      add_own(round);
     }
   }
 }
 
-MatrixPart MatrixExchange::part_of(const BlockMatrix& matrix, const std::vector<TensorShard>& shards,
-                                   int64_t data_rank) const {
+bool MatrixExchange::is_spread(int64_t tensor) const {
+  const int64_t unit = context_.parameters.spec().tensors[static_cast<size_t>(tensor)].unit;
+  return context_.parameters.layout().units[static_cast<size_t>(unit)].replicas == ReplicaGroup::expert_data;
+}
+
+TensorShard MatrixExchange::shard_on(int64_t tensor, const Holder& holder) const {
+  const TensorSpec& spec = context_.parameters.spec().tensors[static_cast<size_t>(tensor)];
+  if (!is_spread(tensor)) return shard_of(spec, {context_.groups.on_tensor_axis().size, holder.tensor});
+  if (spec.expert / own_experts_ != holder.experts.rank) return {};
+  return shard_of(spec, holder.experts.tensor);
+}
+
+size_t MatrixExchange::own_like(int64_t tensor, const Holder& holder) const {
+  if (!is_spread(tensor)) return static_cast<size_t>(tensor);
+  return static_cast<size_t>(tensor + (holders_[own_].experts.rank - holder.experts.rank) * own_experts_);
+}
+
+MatrixPart MatrixExchange::part_of(const BlockMatrix& matrix, const Holder& holder) const {
   const ParameterStore& parameters = context_.parameters;
-  const auto tensor = static_cast<size_t>(matrix.tensor);
-  const int64_t unit = context_.parameters.spec().tensors[tensor].unit;
+  const TensorShard shard = shard_on(matrix.tensor, holder);
+  MatrixPart part;
+  if (shard.boxes.empty()) return part;
+  const int64_t unit = parameters.spec().tensors[static_cast<size_t>(matrix.tensor)].unit;
   const UnitRange& range = parameters.layout().units[static_cast<size_t>(unit)];
   const bool pieces = parameters.sharding().cuts_state();
-  const UnitPiece held = pieces ? parameters.piece(unit, data_rank) : UnitPiece{0, range.elements};
-  MatrixPart part;
-  for (const ShardBox& box : shards[tensor].boxes) {
+  const UnitPiece held = pieces ? parameters.piece(unit, replica(matrix, holder)) : UnitPiece{0, range.elements};
+  const int64_t in_unit = parameters.layout().segments[own_like(matrix.tensor, holder)].offset - range.offset;
+  for (const ShardBox& box : shard.boxes) {
     const int64_t first_row = std::max(box.offset[0], matrix.first_row);
     const int64_t end_row = std::min(box.offset[0] + box.shape[0], matrix.first_row + matrix.rows);
     if (first_row >= end_row) continue;
     const int64_t cols = box.shape[1];
-    const int64_t start = parameters.layout().segments[tensor].offset - range.offset + box.local_offset +
-                          (first_row - box.offset[0]) * cols;
+    const int64_t start = in_unit + box.local_offset + (first_row - box.offset[0]) * cols;
     const int64_t from = std::max(held.first, start) - start;
     const int64_t to = std::min(held.end(), start + (end_row - first_row) * cols) - start;
     if (from >= to) continue;
@@ -121,17 +156,15 @@ int64_t MatrixExchange::in_gradients(const BlockMatrix& matrix, const MatrixPart
 
 // Adds the transfers of this rank's own matrix from and to its peers. Peers that hold the same elements get them from
 // the same range of `parts`.
-void MatrixExchange::add_own(Round& round, const std::vector<RankGroups::StageRank>& stage_ranks,
-                             const std::vector<std::vector<TensorShard>>& shards) const {
+void MatrixExchange::add_own(Round& round) const {
   const BlockMatrix& matrix = matrices_[static_cast<size_t>(round.own)];
   const bool holds_all = !context_.parameters.sharding().cuts_state();
   int64_t received = 0, sent = 0;
   const auto key = [](const MatrixPart& part) { return std::tuple(part.row, part.col, part.first, part.count); };
-  for (size_t peer = 0; peer < stage_ranks.size(); ++peer) {
-    const MatrixPart part =
-        part_of(matrix, shards[static_cast<size_t>(stage_ranks[peer].tensor)], stage_ranks[peer].data);
+  for (size_t peer = 0; peer < holders_.size(); ++peer) {
+    const MatrixPart part = part_of(matrix, holders_[peer]);
     if (part.count == 0) continue;
-    if (part.owned && (!holds_all || stage_ranks[peer].data == stage_rank_.data)) {
+    if (part.owned && (!holds_all || replica(matrix, holders_[peer]) == replica(matrix, holders_[own_]))) {
       round.gathered.push_back({part, received});
       round.received[peer] = {received, part.count};
       received += part.count;

@@ -68,16 +68,34 @@ class MatrixExchange {
     std::vector<GatheredPart> gathered, returned;    // parts of the own matrix
   };
 
-  MatrixPart part_of(const BlockMatrix& matrix, const std::vector<TensorShard>& shards, int64_t data_rank) const;
+  // A rank of the stage.
+  struct Holder {
+    int64_t tensor;       // rank on the tensor axis
+    int64_t data;         // number among the ranks with the same parameters but for experts (RankGroups::data_rank)
+    ExpertRank experts;   // rank among those that share experts
+    int64_t expert_data;  // number among the ranks with the same experts
+  };
+  std::vector<Holder> holders_of_stage() const;
+  // RETURNS whether ranks share the experts of the tensor.
+  bool is_spread(int64_t tensor) const;
+  // RETURNS the holder's number among the ranks with the same part of the matrix.
+  int64_t replica(const BlockMatrix& matrix, const Holder& holder) const {
+    return is_spread(matrix.tensor) ? holder.expert_data : holder.data;
+  }
+  TensorShard shard_on(int64_t tensor, const Holder& holder) const;
+  // RETURNS the tensor that lies in this rank's buffers where `tensor` lies in the holder's.
+  size_t own_like(int64_t tensor, const Holder& holder) const;
+  MatrixPart part_of(const BlockMatrix& matrix, const Holder& holder) const;
   int64_t in_gradients(const BlockMatrix& matrix, const MatrixPart& part) const;
-  void add_own(Round& round, const std::vector<RankGroups::StageRank>& stage_ranks,
-               const std::vector<std::vector<TensorShard>>& shards) const;
+  void add_own(Round& round) const;
   void copy_parts(const BlockMatrix& matrix, const std::vector<GatheredPart>& placed, float* whole, float* parts,
                   bool to_whole) const;
 
   UpdateContext context_;
-  Communicator* group_;  // null: the stage has one rank
-  RankGroups::StageRank stage_rank_;
+  Communicator* group_;                // null: the stage has one rank
+  std::vector<Holder> holders_;        // in the group's order
+  size_t own_ = 0;                     // this rank's index in holders_
+  int64_t own_experts_ = 0;            // experts of a layer that a rank has, if they are spread
   std::vector<BlockMatrix> matrices_;  // in order of assignment
   std::vector<Round> rounds_;
   int64_t most_elements_ = 0, most_square_ = 0;

@@ -67,7 +67,7 @@ Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault) {
   sizes[MeshAxis::context] = config.parallel.context;
   sizes[MeshAxis::data] = world_size / model_ranks;
   sizes[MeshAxis::pipeline] = config.parallel.pipeline;
-  return {sizes, world_size, config.parallel.rank_order, {.expert = config.parallel.expert}};
+  return {sizes, world_size, config.parallel.rank_order, {.tensor = parallel.expert_tensor, .expert = parallel.expert}};
 }
 
 std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind) {

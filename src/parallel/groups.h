@@ -130,7 +130,10 @@ class RankGroups {
     return {mesh_.size(MeshAxis::context), at_[MeshAxis::context], context_ranks_have_pairs_};
   }
   ExpertRank on_expert_axis() const {
-    return {mesh_.size(ExpertAxis::expert), mesh_.coordinate(rank_, ExpertAxis::expert)};
+    const auto of = [&](ExpertAxis axis) { return mesh_.coordinate(rank_, axis); };
+    return {.size = mesh_.size(ExpertAxis::expert),
+            .rank = of(ExpertAxis::expert),
+            .tensor = {mesh_.size(ExpertAxis::expert_tensor), of(ExpertAxis::expert_tensor)}};
   }
   // Number of ranks that a batch is divided over, and this rank's number among them: ranks with different samples.
   int64_t num_sample_ranks() const { return mesh_.size(MeshAxis::data); }

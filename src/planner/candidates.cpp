@@ -164,6 +164,7 @@ class Collector {
 ClassValues class_values(const RunLayout& layout) {
   return {layout.tensor,
           4 * layout.context + static_cast<int64_t>(layout.context_method),
+          layout.expert * (int64_t{1} << 17) + layout.expert_tensor,
           layout.sequence ? 1 : 0,
           layout.pipeline,
           layout.pipeline > 1 ? 16 * (static_cast<int64_t>(layout.schedule) + 1) + layout.virtual_stages : 0,

@@ -23,7 +23,7 @@
 
 namespace gptrain::inline planner {
 
-constexpr size_t num_classes = 11;
+constexpr size_t num_classes = 12;
 // A layout's values of the keys of layout_keys, in their order, as numbers. Layouts with one value of one key are a
 // class.
 using ClassValues = std::array<int64_t, num_classes>;

@@ -135,8 +135,8 @@ class QuickSearch {
 
 std::optional<FasterLayout> find_faster_layout(const RunConfig& config, const Machine& machine, int64_t world_size,
                                                double step_seconds) {
-  // Estimates do not know disks, nor experts that are spread over ranks.
-  if (config.memory.keeps_state_away() || config.parallel.expert > 1) return std::nullopt;
+  // Estimates do not know disks.
+  if (config.memory.keeps_state_away()) return std::nullopt;
   return QuickSearch(config, machine, world_size, step_seconds / (1 + slow_layout_share)).run();
 }
 
@@ -153,6 +153,8 @@ std::vector<std::string> settings_between(const RunLayout& own, const RunLayout&
   set("parallel.context", own.context != other.context, std::to_string(other.context));
   set(context_method_key, own.context_method != other.context_method,
       other.context == 1 ? "null" : std::string(context_method_names[other.context_method]));
+  set_number("parallel.expert", own.expert, other.expert, 1);
+  set_number("parallel.expert_tensor", own.expert_tensor, other.expert_tensor, 1);
   set("parallel.sequence", own.sequence != other.sequence, other.sequence ? "true" : "null");
   set("parallel.pipeline", own.pipeline != other.pipeline, std::to_string(other.pipeline));
   set(schedule_key, own.schedule != other.schedule,

@@ -135,6 +135,11 @@ const MicroBatchCosts& LayoutCosts::micro_batch(const RunLayout& layout, Recompu
   const MicroBatchKey key{.tensor = layout.tensor,
                           .context = layout.context,
                           .context_method = layout.context_method,
+                          .expert = layout.expert,
+                          .expert_tensor = layout.expert_tensor,
+                          .stride = layout.expert == 1                                     ? 0
+                                    : layout.rank_order == RankOrder::tensor_pipeline_data ? layout.pipeline
+                                                                                           : 1,
                           .sequence = layout.sequence,
                           .micro = layout.micro,
                           .recompute = recompute,
@@ -158,22 +163,34 @@ void LayoutCosts::add_copies(const StepPlan& plan, const EventTimes& times, Micr
   costs.hidden_share = std::min(1.0, forward / nominal_copy_seconds(costs.record_bytes, target_));
 }
 
+int64_t LayoutCosts::small_data(const RunLayout& layout, int64_t replicas) {
+  if (layout.expert == 1) return std::min(layout.data, replicas);
+  const int64_t of_sample = layout.tensor * layout.context;
+  const int64_t wanted = layout.expert_tensor * layout.expert * std::min(layout.expert_replicas(), replicas);
+  return std::lcm(of_sample, wanted) / of_sample;
+}
+
 MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, RecomputeKind recompute, bool split,
                                               size_t kind) const {
-  RunConfig config = small_config(layout, 1, kind);
+  const int64_t data = small_data(layout, 1);
+  RunConfig config = small_config(layout, data, kind);
   config.parallel.zero = 0;
   config.memory.recompute = recompute;
   config.memory.recompute_interval = 0;
   if (split) config.parallel.pipeline_schedule = PipelineOrder::zero_bubble;
-  const int64_t ranks = layout.tensor * layout.context;
+  const int64_t ranks = layout.tensor * layout.context * data;
   const StepPlan plan = plan_rank({config, target_, ranks});
   const Program& program = *plan.design->training;
-  const EventTimes times(machine_, config, config.run.threads, make_mesh(config, ranks), 0, target_.sharing);
+  // Groups that share experts lie as in the whole mesh.
+  const RunConfig whole = layout.expert > 1 ? with_layout(config_, layout) : config;
+  const EventTimes times(machine_, config, config.run.threads,
+                         make_mesh(whole, layout.expert > 1 ? layout.world_size() : ranks), 0, target_.sharing);
   RankClock clock(plan.log, times);
   clock.next();
   MicroBatchCosts costs;
   constexpr auto tensor_lane = static_cast<size_t>(LaneKind::tensor);
   constexpr auto context_lane = static_cast<size_t>(LaneKind::context);
+  constexpr auto expert_lane = static_cast<size_t>(LaneKind::expert);
   for (size_t i = 0; i < program.schedule.actions.size(); ++i) {
     const Action& action = program.schedule.actions[i];
     const double begin = clock.now().time;
@@ -187,6 +204,7 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
     add_pass(cost, action.kind, part, clock.now().time - begin);
     cost.exposed_tensor += clock.exposed_seconds()[tensor_lane] - exposed[tensor_lane];
     cost.exposed_context += clock.exposed_seconds()[context_lane] - exposed[context_lane];
+    cost.exposed_expert += clock.exposed_seconds()[expert_lane] - exposed[expert_lane];
     if (action.kind == ActionKind::loss) costs.held_bytes = alive_bytes(program, static_cast<int32_t>(i), middle_block);
     if (action.kind == ActionKind::backward_weight && unit == middle_block)
       costs.held_for_weight_bytes = alive_bytes(program, static_cast<int32_t>(i), middle_block);
@@ -218,6 +236,8 @@ LayoutCosts::MeshKey LayoutCosts::mesh_key(const RunLayout& layout) {
           .context = layout.context,
           .pipeline = layout.pipeline,
           .data = layout.data,
+          .expert = layout.expert,
+          .expert_tensor = layout.expert_tensor,
           .rank_order = layout.rank_order};
 }
 
@@ -249,7 +269,7 @@ UpdateCosts LayoutCosts::make_update(const RunLayout& layout, size_t stage) cons
 }
 
 UpdateCosts LayoutCosts::make_update_of_kind(const RunLayout& layout, size_t stage, size_t kind) const {
-  const int64_t data = std::min<int64_t>(layout.data, 2);
+  const int64_t data = small_data(layout, 2);
   RunConfig config = small_config(layout, data, kind);
   config.memory.recompute = RecomputeKind::none;
   config.memory.recompute_interval = 0;
@@ -263,28 +283,47 @@ UpdateCosts LayoutCosts::make_update_of_kind(const RunLayout& layout, size_t sta
   // Share of a rank's piece in the planned rank's.
   const double of_copies = static_cast<double>(data) / static_cast<double>(layout.data);
   const double piece = cuts_state(layout.zero) ? of_copies : 1;
+  // Returns the share of a block's piece in the planned one, its experts included, of which a rank has another share.
+  const auto piece_of = [&](int32_t unit) {
+    const int32_t experts = plan.design->spec.units[static_cast<size_t>(unit)].experts;
+    if (experts < 0 || !cuts_state(layout.zero)) return piece;
+    const auto elements = [&](int32_t of) {
+      return static_cast<double>(plan.design->layout.units[static_cast<size_t>(of)].elements);
+    };
+    const auto ranks =
+        static_cast<double>(layout.tensor * layout.context * data / layout.expert_tensor / layout.expert);
+    const auto planned = elements(unit) / static_cast<double>(data) + elements(experts) / ranks;
+    return (elements(unit) / static_cast<double>(layout.data) +
+            elements(experts) / static_cast<double>(layout.expert_replicas())) /
+           planned;
+  };
   // A rank measures only a piece of each unit, even if it updates the whole unit.
   const std::vector<double> measured = first_pass_of(plan.log, times, of_copies, piece);
   const auto cost_of = [&](UnitPart part) {
     const int32_t unit = part_units[static_cast<size_t>(part)];
+    const auto number = static_cast<size_t>(unit);
     const auto work = [&](ActionKind action, double scale) { return work_of(plan.log, times, action, unit, scale); };
+    const double piece_of_part = piece_of(unit);
     const Work sum = work(ActionKind::reduce, 1), second = work(ActionKind::reduce_on, 1);
     // A rank decodes a piece from each rank, the elements of a unit in all.
-    const double summed = config.comm.compression.is_on() ? 1 : piece;
-    const auto number = static_cast<size_t>(unit);
+    const double summed = config.comm.compression.is_on() ? 1 : piece_of_part;
     return UpdateCost{.sum = sum.collectives + second.collectives,
                       .sum_ops = sum.ops + second.ops + work(ActionKind::await_gradients, summed).ops,
                       .keep = work(ActionKind::keep_gradients, 1).ops,
                       .gather = work(ActionKind::gather, 1).collectives,
-                      .update = work(ActionKind::update, piece).ops,
+                      .update = work(ActionKind::update, piece_of_part).ops,
                       .measure = number < measured.size() ? measured[number] : 0};
   };
   return {cost_of(UnitPart::embedding), cost_of(UnitPart::head), {cost_of(UnitPart::block)}};
 }
 
 const UnitBytes& LayoutCosts::bytes(const RunLayout& layout) {
-  const BytesKey key{
-      .tensor = layout.tensor, .sequence = layout.sequence, .replicas = layout.replicas(), .zero = layout.zero};
+  const BytesKey key{.tensor = layout.tensor,
+                     .sequence = layout.sequence,
+                     .replicas = layout.replicas(),
+                     .expert = layout.expert * layout.expert_tensor,
+                     .expert_replicas = layout.expert_replicas(),
+                     .zero = layout.zero};
   const auto found = bytes_.find(key);
   return found != bytes_.end() ? found->second : bytes_.emplace(key, make_bytes(layout)).first->second;
 }
@@ -295,24 +334,28 @@ UnitBytes LayoutCosts::make_bytes(const RunLayout& layout) const {
 
 UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) const {
   const RunConfig config = small_config(layout, layout.data, kind);
-  const ModelSpec spec = make_spec(config.model);
-  const std::vector<TensorShard> shards = shard_tensors(spec, {layout.tensor, 0});
+  const ModelSpec spec = make_spec(config.model, layout.expert > 1);
+  const std::vector<TensorShard> shards =
+      shard_tensors(spec, {layout.tensor, 0}, {.size = layout.expert, .tensor = {.size = layout.expert_tensor}});
   const MemoryConfig& memory = config_.memory;
   const bool state_away = memory.keeps_state_away(), weights_away = memory.offload_parameters != StatePlace::none;
-  const Sharding sharding{.zero = layout.replicas() > 1 ? layout.zero : 0,
-                          .weights = weights_away ? Residency::disk : Residency::resident,
-                          .gradients_away = memory.offload_gradients != StatePlace::none,
-                          .replica_ranks = {ReplicaRank{.size = layout.replicas()}},
-                          .compute = config.precision.compute,
-                          .reduce = config.precision.reduce,
-                          .pure = config.precision.pure,
-                          .gradients = config.precision.gradients};
+  const Sharding sharding{
+      .zero = layout.replicas() > 1 ? layout.zero : 0,
+      .weights = weights_away ? Residency::disk : Residency::resident,
+      .gradients_away = memory.offload_gradients != StatePlace::none,
+      .replica_ranks = {ReplicaRank{.size = layout.replicas()}, ReplicaRank{.size = layout.expert_replicas()}},
+      .compute = config.precision.compute,
+      .reduce = config.precision.reduce,
+      .pure = config.precision.pure,
+      .gradients = config.precision.gradients};
   const StateColumns columns = optimizer_columns(config.optimizer);
   const auto bytes_of = [&](UnitPart part) {
     PartBytes bytes;
     std::vector<bool> held(spec.units.size(), false);
     const auto unit = static_cast<size_t>(part_units[static_cast<size_t>(part)]);
     held[unit] = true;
+    const int32_t experts = spec.units[unit].experts;
+    if (experts >= 0) held[static_cast<size_t>(experts)] = true;
     const ParameterLayout of_unit =
         make_layout(spec, shards, sharding.replica_counts(), layout.sequence, held, false, unit_end_for(columns));
     const ParameterBytes parameters = parameter_bytes(of_unit, sharding, columns);
@@ -322,13 +365,14 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
     add(parameters.weights, weights_away, &PartBytes::away_weights);
     add(parameters.gradients, sharding.gradients_away, &PartBytes::away_gradients);
     add(parameters.master + parameters.state, state_away, &PartBytes::away_state);
-    if (sharding.has_gradient_buckets()) bytes.whole_gradients = of_unit.units[unit].elements * dtype_bytes(DType::f32);
+    const int64_t elements =
+        of_unit.units[unit].elements + (experts < 0 ? 0 : of_unit.units[static_cast<size_t>(experts)].elements);
+    if (sharding.has_gradient_buckets()) bytes.whole_gradients = elements * dtype_bytes(DType::f32);
     const CompressionConfig& compression = config.comm.compression;
     const GradientMessages messages = make_gradient_messages(compression, spec, shards, of_unit, layout.tensor);
     if (compression.error) bytes.parameters += 2 * messages.residual_bytes();
     if (messages.num_residuals > 0) bytes.whole_gradients += messages.units[unit].buffer_bytes();
-    if (sharding.gathers_weights())
-      bytes.whole_weights = of_unit.units[unit].elements * dtype_bytes(config.precision.compute);
+    if (sharding.gathers_weights()) bytes.whole_weights = elements * dtype_bytes(config.precision.compute);
     return bytes;
   };
   return {bytes_of(UnitPart::embedding), bytes_of(UnitPart::head), {bytes_of(UnitPart::block)}};

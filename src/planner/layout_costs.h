@@ -31,6 +31,7 @@ struct PassCost {
   double backward = 0;         // backward pass that is not split, recomputation included
   double exposed_tensor = 0;   // part of all passes spent waiting for the tensor lane
   double exposed_context = 0;  // and for the context lane
+  double exposed_expert = 0;   // and for the expert lane
 
   // Adds the costs of `count` such units.
   void add(const PassCost& cost, double count) {
@@ -40,6 +41,7 @@ struct PassCost {
     backward += count * cost.backward;
     exposed_tensor += count * cost.exposed_tensor;
     exposed_context += count * cost.exposed_context;
+    exposed_expert += count * cost.exposed_expert;
   }
 };
 
@@ -124,6 +126,7 @@ class LayoutCosts {
   // Keys of the stored costs: the values of a layout on which they depend.
   struct MeshKey {
     int64_t tensor, context, pipeline, data;
+    int64_t expert, expert_tensor;
     RankOrder rank_order;
 
     auto operator<=>(const MeshKey&) const = default;
@@ -131,6 +134,8 @@ class LayoutCosts {
   struct MicroBatchKey {
     int64_t tensor, context;
     ContextMethod context_method;
+    int64_t expert, expert_tensor;
+    int64_t stride;  // ranks between neighbouring ranks of a stage that do not share layers; 0: of no effect
     bool sequence;
     int64_t micro;
     RecomputeKind recompute;
@@ -150,12 +155,15 @@ class LayoutCosts {
   struct BytesKey {
     int64_t tensor;
     bool sequence;
-    int64_t replicas, zero;
+    int64_t replicas, expert, expert_replicas, zero;
 
     auto operator<=>(const BytesKey&) const = default;
   };
 
   static MeshKey mesh_key(const RunLayout& layout);
+  // Returns the number of data ranks of the smallest mesh in which `replicas` ranks hold the same experts, or hold the
+  // same blocks if no experts are spread.
+  static int64_t small_data(const RunLayout& layout, int64_t replicas);
 
   // Returns a config with three layers of one kind on one stage, the layout's tensor and context ranks, and `data`
   // data ranks.

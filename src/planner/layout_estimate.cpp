@@ -106,6 +106,7 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
   costs.chunks.push_back(times);
   costs.exposed_tensor.push_back(sum.exposed_tensor);
   costs.exposed_context.push_back(sum.exposed_context);
+  costs.exposed_expert.push_back(sum.exposed_expert);
   costs.exposed_traffic.push_back(spent - work);
 }
 
@@ -189,6 +190,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
     costs.chunks.push_back(costs.chunks.back());
     repeat_last(costs.exposed_tensor);
     repeat_last(costs.exposed_context);
+    repeat_last(costs.exposed_expert);
     repeat_last(costs.exposed_traffic);
     repeat_last(costs.exposed_copies);
   }
@@ -283,7 +285,8 @@ LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
   const auto micro_batches = static_cast<double>(layout.accumulation);
   double end = 0;
   constexpr auto tensor = static_cast<size_t>(LaneKind::tensor), gradients = static_cast<size_t>(LaneKind::gradients);
-  constexpr auto weights = static_cast<size_t>(LaneKind::weights), context = static_cast<size_t>(LaneKind::context);
+  constexpr auto weights = static_cast<size_t>(LaneKind::weights), context = static_cast<size_t>(LaneKind::context),
+                 expert = static_cast<size_t>(LaneKind::expert);
   result.exposed_seconds[weights] = cost.first_gathers / stages;
   for (size_t stage = 0; stage < played.stages.size(); ++stage) {
     end = std::max(end, cost.first_gathers + played.stages[stage].passes.back().end + cost.sums[stage]);
@@ -293,6 +296,7 @@ LayoutResult LayoutEstimator::estimate(const RunLayout& layout) {
       const auto index = static_cast<size_t>(chunk);
       result.exposed_seconds[tensor] += micro_batches * cost.exposed_tensor[index] / stages;
       result.exposed_seconds[context] += micro_batches * cost.exposed_context[index] / stages;
+      result.exposed_seconds[expert] += micro_batches * cost.exposed_expert[index] / stages;
       result.exposed_seconds[cuts_weights(layout.zero) ? weights : gradients] +=
           micro_batches * cost.exposed_traffic[index] / stages;
       result.exposed_seconds[copy_lane] += micro_batches * cost.exposed_copies[index] / stages;

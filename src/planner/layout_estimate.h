@@ -55,7 +55,7 @@ class LayoutEstimator {
   struct StepCosts {
     std::vector<PassTimes> chunks;  // by chunk
     // By chunk: seconds within its passes.
-    std::vector<double> exposed_tensor, exposed_context, exposed_traffic, exposed_copies;
+    std::vector<double> exposed_tensor, exposed_context, exposed_expert, exposed_traffic, exposed_copies;
     LayoutCosts::MessageCost message;
     double first_gathers = 0;  // seconds of gathering embedding and head, once a step, before the first micro-batch
     // By stage: seconds of gradient sums after its last pass; seconds after the global norm.

@@ -39,10 +39,16 @@ std::string context_word(const RunLayout& layout) {
   return fmt::format("{} {}", layout.context, context_method_names[layout.context_method]);
 }
 
+std::string expert_word(const RunLayout& layout) {
+  if (layout.expert_tensor == 1) return std::to_string(layout.expert);
+  return fmt::format("{} x {} tensor", layout.expert, layout.expert_tensor);
+}
+
 using ValueText = std::string (*)(const RunLayout& layout);
-constexpr std::array<std::pair<std::string_view, ValueText>, 11> value_texts = {{
+constexpr std::array<std::pair<std::string_view, ValueText>, 12> value_texts = {{
     {"parallel.tensor", [](const RunLayout& layout) { return std::to_string(layout.tensor); }},
     {"parallel.context", context_word},
+    {"parallel.expert", expert_word},
     {"parallel.sequence", [](const RunLayout& layout) -> std::string { return layout.sequence ? "true" : "false"; }},
     {"parallel.pipeline", [](const RunLayout& layout) { return std::to_string(layout.pipeline); }},
     {schedule_key, schedule_word},

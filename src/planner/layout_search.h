@@ -22,6 +22,8 @@ struct RunLayout {
   int64_t tensor = 1;
   int64_t context = 1;
   ContextMethod context_method = ContextMethod::automatic;  // heads or ring if context > 1
+  int64_t expert = 1;                                       // ranks over which experts are spread
+  int64_t expert_tensor = 1;                                // tensor ranks over which each of these experts is cut
   bool sequence = false;
   int64_t pipeline = 1;
   int64_t virtual_stages = 1;
@@ -39,6 +41,10 @@ struct RunLayout {
   int64_t world_size() const { return ranks_of_model(*this) * data; }
   // Returns the number of ranks that hold the same parameters.
   int64_t replicas() const { return context * data; }
+  // Returns the number of ranks that hold the same experts.
+  int64_t expert_replicas() const {
+    return expert == 1 ? replicas() : tensor * context * data / (expert_tensor * expert);
+  }
   // Whether some blocks are recomputed and others are not.
   bool mixes_recomputation() const {
     return recompute == RecomputeKind::every_nth || recompute == RecomputeKind::optimal;

@@ -110,6 +110,9 @@ RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
   changed.parallel.context = layout.context;
   changed.parallel.context_method = layout.context_method;
   changed.parallel.chooses_context_method = false;
+  changed.parallel.expert = layout.expert;
+  changed.parallel.expert_tensor = layout.expert_tensor;
+  if (layout.expert == 1) changed.parallel.expert_room = ParallelConfig{}.expert_room;
   changed.parallel.sequence = layout.sequence;
   changed.parallel.pipeline = layout.pipeline;
   changed.parallel.virtual_stages = layout.virtual_stages;
@@ -131,6 +134,8 @@ RunLayout layout_of(const RunConfig& config, int64_t world_size) {
   return {.tensor = config.parallel.tensor,
           .context = config.parallel.context,
           .context_method = config.parallel.context_method,
+          .expert = config.parallel.expert,
+          .expert_tensor = config.parallel.expert_tensor,
           .sequence = config.parallel.sequence,
           .pipeline = config.parallel.pipeline,
           .virtual_stages = config.parallel.virtual_stages,
@@ -148,10 +153,12 @@ RunLayout layout_of(const RunConfig& config, int64_t world_size) {
 
 namespace {
 
-constexpr std::array<std::pair<std::string_view, LayoutValue>, 15> layout_values = {{
+constexpr std::array<std::pair<std::string_view, LayoutValue>, 17> layout_values = {{
     {"parallel.tensor", [](const RunLayout& layout) { return layout.tensor; }},
     {"parallel.context", [](const RunLayout& layout) { return layout.context; }},
     {context_method_key, [](const RunLayout& layout) { return static_cast<int64_t>(layout.context_method); }},
+    {"parallel.expert", [](const RunLayout& layout) { return layout.expert; }},
+    {"parallel.expert_tensor", [](const RunLayout& layout) { return layout.expert_tensor; }},
     {"parallel.sequence", [](const RunLayout& layout) -> int64_t { return layout.sequence ? 1 : 0; }},
     {"parallel.pipeline", [](const RunLayout& layout) { return layout.pipeline; }},
     {"parallel.virtual_stages", [](const RunLayout& layout) { return layout.virtual_stages; }},
@@ -226,6 +233,22 @@ RunConfig checked_layout(const RunConfig& config, const RunLayout& layout) {
   return parse_config(show_config(with_layout(config, layout)), {}, "the layout", layout.world_size());
 }
 
+namespace {
+
+// Calls body(expert, expert_tensor) for each mesh of experts on the ranks of a group's stage.
+template <typename Body>
+void for_each_expert_mesh(const StepConfig& config, const LayoutGroup& group, const Body& body) {
+  body(1, 1);
+  const int64_t of_stage = group.tensor * group.context * group.data;
+  for (const int64_t expert : divisors(config.model.moe.experts, of_stage)) {
+    if (expert == 1 || of_stage % expert != 0) continue;
+    body(expert, 1);
+    if (group.tensor > 1 && of_stage % (expert * group.tensor) == 0) body(expert, group.tensor);
+  }
+}
+
+}  // namespace
+
 std::vector<LayoutGroup> layout_groups(const StepConfig& config, int64_t world_size, int64_t ranks_per_node) {
   std::vector<LayoutGroup> groups;
   // Sequences are shared by two nodes at most, or by as many ranks as the config has.
@@ -241,12 +264,17 @@ std::vector<LayoutGroup> layout_groups(const StepConfig& config, int64_t world_s
         const bool orders_differ = world_size > ranks_per_node && stages > 1 && data > 1;
         if (config.batch.global % data != 0) continue;
         for (const ContextMethod method : methods) {
-          groups.push_back({.tensor = tensor,
+          LayoutGroup group{.tensor = tensor,
                             .context = context,
                             .context_method = method,
                             .pipeline = stages,
                             .data = data,
-                            .orders_differ = orders_differ});
+                            .orders_differ = orders_differ};
+          for_each_expert_mesh(config, group, [&](int64_t expert, int64_t expert_tensor) {
+            group.expert = expert;
+            group.expert_tensor = expert_tensor;
+            groups.push_back(group);
+          });
         }
       }
     }
@@ -261,6 +289,8 @@ void for_each_layout(const RunConfig& config, const LayoutGroup& group,
   RunLayout layout{.tensor = group.tensor,
                    .context = group.context,
                    .context_method = group.context_method,
+                   .expert = group.expert,
+                   .expert_tensor = group.expert_tensor,
                    .pipeline = group.pipeline,
                    .data = group.data};
   const int64_t most_zero = config.comm.compression.is_low_rank() ? 1 : 3;

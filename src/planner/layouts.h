@@ -32,11 +32,13 @@ void require_tried_values(const RunLayout& own, const std::vector<std::string>& 
 // Returns the config with that layout as if read from a file. THROWS Error(usage) if a rule of configs forbids it.
 RunConfig checked_layout(const RunConfig& config, const RunLayout& layout);
 
-// Layouts with the same tensor size, context size and method, number of stages and number of data ranks.
+// Layouts with the same tensor size, context size and method, mesh of experts, number of stages and number of data
+// ranks.
 struct LayoutGroup {
   int64_t tensor, context;
   ContextMethod context_method;
   int64_t pipeline, data;
+  int64_t expert = 1, expert_tensor = 1;
   bool orders_differ;  // whether both rank orders are tried; with one node, stage or data rank they are equal
 };
 // Returns all groups whose tensor and context groups together span at most two nodes. Ranks share sequences if these

@@ -1,6 +1,7 @@
 #include "planner/measure_ops.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <memory>
 #include <utility>
@@ -211,6 +212,46 @@ void measure_products(Backend& backend, DType dtype, const MeasuringTime& time, 
                                                        .dw = Matrix(c->data(), DType::f32, m, n),
                                                        .d_bias = {},
                                                        .accumulate = false}));
+      }
+    }
+  }
+  measure_in_turns(backend, probes, time, ops);
+}
+
+void measure_grouped_products(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops) {
+  constexpr int64_t experts = 8;
+  constexpr std::array<int64_t, 3> rows_of_expert = {8, 64, 256};
+  constexpr std::array<int64_t, 2> sides = {128, 512};
+  constexpr int64_t most_rows = experts * rows_of_expert.back(), most_side = sides.back();
+  const auto a = random_memory(backend, dtype, most_rows * most_side);
+  const auto b = random_memory(backend, dtype, std::max(most_rows, experts * most_side) * most_side);
+  const auto c = backend.allocate(std::max(most_rows, experts * most_side) * most_side * dtype_bytes(DType::f32));
+  const auto offsets = backend.allocate(align_up(static_cast<int64_t>(rows_of_expert.size()) * 256));
+  std::vector<Probe> probes;
+  const auto add = [&](const auto& op) {
+    const ProductShape shape = footprint(op, backend.target()).products;
+    probes.push_back(probe_of(backend, dtype, product_sizes(shape), op));
+  };
+  for (size_t i = 0; i < rows_of_expert.size(); ++i) {
+    std::array<int32_t, experts + 1> firsts{};
+    for (size_t expert = 0; expert <= experts; ++expert)
+      firsts[expert] = static_cast<int32_t>(static_cast<int64_t>(expert) * rows_of_expert[i]);
+    const Matrix starts(offsets->data() + i * 256, DType::i32, 1, experts + 1);
+    backend.upload(starts.data, firsts.data(), starts.bytes());
+    const int64_t rows = firsts.back();
+    for (const int64_t n : sides) {
+      for (const int64_t k : sides) {
+        const Matrix x(a->data(), dtype, rows, k), w(b->data(), dtype, experts * n, k);
+        add(GroupedLinearForward{.x = x, .w = w, .offsets = starts, .y = Matrix(c->data(), dtype, rows, n)});
+        add(GroupedLinearBackwardInput{.dy = x,
+                                       .w = Matrix(b->data(), dtype, experts * k, n),
+                                       .offsets = starts,
+                                       .dx = Matrix(c->data(), dtype, rows, n)});
+        add(GroupedLinearBackwardWeight{.x = x,
+                                        .dy = Matrix(b->data(), dtype, rows, n),
+                                        .offsets = starts,
+                                        .dw = Matrix(c->data(), DType::f32, experts * n, k),
+                                        .accumulate = false});
       }
     }
   }

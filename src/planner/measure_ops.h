@@ -35,6 +35,8 @@ struct MeasuredOps {
 // Measures the three linear ops with factors of the dtype, over a grid of sizes as fine and as large as the time
 // allows. Replaces the backend's scratch memory, and leaves it without.
 void measure_products(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops);
+// Measures the three linear ops of experts with few and with many rows each, in the same way.
+void measure_grouped_products(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops);
 // Measures attention forward and backward, in the same way.
 void measure_attention(Backend& backend, DType dtype, const MeasuringTime& time, MeasuredOps& ops);
 // Returns the FLOP/s of a product of medium size.

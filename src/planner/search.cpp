@@ -473,11 +473,6 @@ class Search {
 }  // namespace
 
 LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, const SearchOptions& options) {
-  if (config.parallel.expert > 1)
-    throw Error(ExitCode::usage,
-                "parallel.expert = {}: the search for a layout does not spread experts yet; search with --set "
-                "parallel.expert=1 --set parallel.expert_room=null, and look at a layout with train --dry-run",
-                config.parallel.expert);
   return Search(config, machine, options).run();
 }
 

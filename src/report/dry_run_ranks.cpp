@@ -84,9 +84,13 @@ std::string ranks_section(const DryRun& input) {
     text += text_row(axis_name(axis), format_grouped(mesh.size(axis)), remark);
   }
   if (mesh.size(ExpertAxis::expert) > 1)
-    text += text_row("expert", format_grouped(mesh.size(ExpertAxis::expert)),
-                     fmt::format("share experts, each of which is on {} of a stage",
-                                 format_counted(mesh.size(ExpertAxis::expert_data), "rank")));
+    text += text_row(
+        "expert", format_grouped(mesh.size(ExpertAxis::expert)),
+        fmt::format("share experts, each of which is {}on {} of a stage",
+                    mesh.size(ExpertAxis::expert_tensor) > 1
+                        ? fmt::format("cut over {} and ", mesh.size(ExpertAxis::expert_tensor))
+                        : "",
+                    format_counted(mesh.size(ExpertAxis::expert_tensor) * mesh.size(ExpertAxis::expert_data), "rank")));
   text += text_row("total", format_grouped(mesh.world_size()));
   text += orders_section(input);
   if (link_class(input, GroupKind::tensor) == "between nodes")
@@ -155,6 +159,7 @@ Json world_json(const DryRun& input) {
   for (const MeshAxis axis : {MeshAxis::tensor, MeshAxis::context})
     json["mesh"][std::string(axis_name(axis))] = mesh.size(axis);
   json["mesh"]["expert"] = mesh.size(ExpertAxis::expert);
+  json["mesh"]["expert_tensor"] = mesh.size(ExpertAxis::expert_tensor);
   for (const MeshAxis axis : {MeshAxis::data, MeshAxis::pipeline})
     json["mesh"][std::string(axis_name(axis))] = mesh.size(axis);
   if (mesh.size(MeshAxis::context) > 1)

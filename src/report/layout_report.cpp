@@ -92,6 +92,10 @@ Json layout_json(const RunLayout& layout) {
             {"accumulation", layout.accumulation},
             {"recompute", value_text(layout, recompute_key)},
             {"offload_activations", value_text(layout, offload_key)}};
+  if (layout.expert > 1) {
+    json["expert"] = layout.expert;
+    json["expert_tensor"] = layout.expert_tensor;
+  }
   if (layout.context > 1) json["context_method"] = context_method_names[layout.context_method];
   return json;
 }
@@ -132,6 +136,7 @@ std::string layout_text(const RunLayout& layout) {
   std::vector<std::string> parts{fmt::format("tensor {}", layout.tensor)};
   if (layout.context > 1)
     parts.push_back(fmt::format("context {} {}", layout.context, context_method_names[layout.context_method]));
+  if (layout.expert > 1) parts.push_back(fmt::format("expert {}", value_text(layout, "parallel.expert")));
   if (layout.sequence) parts.push_back("sequence");
   if (layout.pipeline > 1)
     parts.push_back(fmt::format("pipeline {} {}", layout.pipeline, value_text(layout, schedule_key)));

@@ -31,12 +31,14 @@ float encode_anew(const DecodeTable<has_sign>& decoding, const EncodeTable<has_s
 
 }  // namespace
 
-OtherBlocks::OtherBlocks(TrainingStep& step, int64_t saved_tensor_ranks)
-    : step_(step), saved_tensor_ranks_(saved_tensor_ranks) {
-  if (saved_tensor_ranks == step.design().tensor.size || step.design().layout.end != UnitEnd::block_state) return;
+OtherBlocks::OtherBlocks(TrainingStep& step, const ParallelConfig& saved) : step_(step), saved_(saved) {
+  if (step.design().layout.end != UnitEnd::block_state) return;
+  const ParallelConfig& own = step.design().config.parallel;
   for (StateSlice& piece : step.state()) {
     const auto index = static_cast<size_t>(piece.tensor);
-    if (step.spec().tensors[index].has_block_state()) tensors_[index].push_back(std::move(piece));
+    const TensorSpec& tensor = step.spec().tensors[index];
+    if (tensor.has_block_state() && ranks_of_tensor(tensor, own) != saved_ranks(tensor))
+      tensors_[index].push_back(std::move(piece));
   }
 }
 
@@ -44,7 +46,7 @@ void OtherBlocks::take_scales(std::vector<Slice>& slices) {
   const StateColumns& columns = step_.parameters().columns();
   for (const auto& [index, pieces] : tensors_) {
     const TensorSpec& spec = step_.spec().tensors[index];
-    const int64_t total = shard_of(spec, {saved_tensor_ranks_, 0}).blocks_total;
+    const int64_t total = shard_of(spec, {saved_ranks(spec), 0}).blocks_total;
     for (size_t i = 0; i < columns.size(); ++i) {
       if (columns[i].granularity != StateGranularity::block) continue;
       const std::string name = fmt::format("{}/{}", columns[i].name, spec.name);
@@ -77,8 +79,8 @@ void OtherBlocks::reencode() {
 std::vector<int64_t> OtherBlocks::saved_blocks(const Pieces& pieces) const {
   const TensorSpec& spec = step_.spec().tensors[static_cast<size_t>(pieces.front().tensor)];
   std::vector<TensorShard> saved;
-  for (int64_t rank = 0; rank < saved_tensor_ranks_; ++rank)
-    saved.push_back(shard_of(spec, {saved_tensor_ranks_, rank}));
+  const int64_t ranks = saved_ranks(spec);
+  for (int64_t rank = 0; rank < ranks; ++rank) saved.push_back(shard_of(spec, {ranks, rank}));
   std::vector<int64_t> blocks;
   for (const StateSlice& piece : pieces) {
     for (int64_t row = piece.offset[0]; row < piece.offset[0] + piece.shape[0]; ++row) {

@@ -1,5 +1,5 @@
-// Loads 8-bit optimizer state that another number of tensor ranks has saved. Their blocks, each with one scale, consist
-// of other elements than this run's.
+// Loads 8-bit optimizer state of tensors that another number of ranks shared when it was saved. Their blocks, each with
+// one scale, consist of other elements than this run's.
 #pragma once
 
 #include <cstddef>
@@ -15,8 +15,9 @@ namespace gptrain::inline step {
 
 class OtherBlocks {
  public:
-  // Borrows the step. All functions do nothing if the number of tensor ranks is the same or the state has no blocks.
-  OtherBlocks(TrainingStep& step, int64_t saved_tensor_ranks);
+  // Borrows the step. `saved`: the layout that has saved. All functions do nothing if tensors were cut over as many
+  // ranks as now or the state has no blocks.
+  OtherBlocks(TrainingStep& step, const ParallelConfig& saved);
 
   // Replaces the slices for this rank's own scales by slices that load all saved scales of its tensors into this
   // object.
@@ -31,8 +32,11 @@ class OtherBlocks {
   std::vector<int64_t> saved_blocks(const Pieces& pieces) const;
   void reencode(const Pieces& pieces, size_t codes, size_t scales, const std::vector<int64_t>& saved) const;
 
+  // Returns the number of ranks over which the tensor was cut.
+  int64_t saved_ranks(const TensorSpec& tensor) const { return ranks_of_tensor(tensor, saved_); }
+
   TrainingStep& step_;
-  int64_t saved_tensor_ranks_;
+  const ParallelConfig saved_;
   std::map<size_t, Pieces> tensors_;                                      // by index in the spec
   std::map<std::pair<size_t, size_t>, std::vector<float>> saved_scales_;  // by tensor and column
 };

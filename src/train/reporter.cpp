@@ -125,12 +125,14 @@ void Reporter::announce() const {
   const std::string device = target.kind == Target::Kind::cpu ? format_counted(target.num_threads, "thread")
                                                               : fmt::format("one {}", target.name);
   if (ranks > 1) {
-    const int64_t context = groups.on_context_axis().size, experts = groups.on_expert_axis().size;
+    const int64_t context = groups.on_context_axis().size;
+    const ExpertRank experts = groups.on_expert_axis();
+    const std::string cut = experts.tensor.size > 1 ? fmt::format(" x {} tensor", experts.tensor.size) : "";
     const std::string_view method = context_method_names[context_.config.parallel.context_method];
     print_out("{} ranks: {} tensor x {}{} data{}{}, ZeRO {}{}; {} each, {:.0f} GFLOP/s in {} matrix products in all\n",
               ranks, groups.mesh().size(MeshAxis::tensor),
               context > 1 ? fmt::format("{} context by {} x ", context, method) : "", groups.num_sample_ranks(),
-              pipeline_text(), experts > 1 ? fmt::format(", experts over {}", experts) : "",
+              pipeline_text(), experts.size > 1 ? fmt::format(", experts over {}{}", experts.size, cut) : "",
               context_.config.parallel.zero, context_.config.parallel.sequence ? ", sequence parallel" : "", device,
               total_matrix_flops_ / 1e9, dtype_name(limits_.compute));
     const bool splits_layers = groups.works(LaneKind::tensor), splits_sequences = groups.works(LaneKind::context);
@@ -200,6 +202,8 @@ void Reporter::report_step(const RunProgress& progress, const StepResult& result
   if (!result.skipped) {
     metrics.routing = layer_routing(config.model, config.batch.global,
                                     step_.design().statistics.part_of(routing_statistic, result.sums));
+    if (const std::string warning = starving_.add(metrics.routing); !warning.empty())
+      print_err("warning: {}\n", warning);
   }
   folder_.record([&] { metrics_->write_step(metrics); });
   const double eta = average_step_seconds_ * static_cast<double>(last_step_ - progress.step);

@@ -12,6 +12,7 @@
 #include "train/begun_step.h"
 #include "train/folder.h"
 #include "train/metrics.h"
+#include "train/routing.h"
 #include "train/run_context.h"
 #include "train/run_state.h"
 
@@ -89,6 +90,7 @@ class Reporter {
   double total_matrix_flops_;        // sum over all ranks, FLOP/s
   MemoryPlan taken_;                 // memory of the rank that uses the most, set by collect_memory
   double average_step_seconds_ = 0;  // 0: no step yet
+  StarvingExperts starving_;
   std::optional<double> checkpoint_cost_seconds_, durable_seconds_;  // none: nothing to report
   std::optional<MetricsWriter> metrics_;                             // set by `open` on rank 0
 };

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fmt/format.h>
 #include <numeric>
 
 #include "base/error.h"
+#include "config/faults.h"
 
 namespace gptrain::inline train {
 
@@ -22,9 +24,31 @@ std::vector<LayerRouting> layer_routing(const ModelConfig& model, int64_t sequen
                    .aux = sums[experts] / static_cast<double>(sequences),
                    .z = sums[experts + 1] / tokens,
                    .entropy = sums[experts + 2] / tokens});
+    for (size_t expert = 0; expert < experts; ++expert)
+      if (loads[expert] < starving_share * mean) all.back().starving.push_back(static_cast<int64_t>(expert));
     sums = sums.subspan(experts + 3);
   }
   return all;
+}
+
+std::string StarvingExperts::add(const std::vector<LayerRouting>& routing) {
+  std::map<std::pair<int64_t, int64_t>, int64_t> still;
+  std::vector<std::string> found;
+  for (const LayerRouting& layer : routing) {
+    std::vector<std::string> experts;
+    for (const int64_t expert : layer.starving) {
+      const std::pair of(layer.layer, expert);
+      const int64_t steps = still[of] = (steps_.contains(of) ? steps_.at(of) : 0) + 1;
+      if (steps == most_steps) experts.push_back(std::to_string(expert));
+    }
+    if (!experts.empty()) found.push_back(fmt::format("block {}: {}", layer.layer, join(experts, ", ")));
+  }
+  steps_ = std::move(still);
+  if (found.empty()) return "";
+  return fmt::format(
+      "experts have had less than {:.0f}% of the mean load for {} logged steps: {}; a larger aux_loss of model.moe "
+      "balances loads",
+      100 * starving_share, most_steps, join(found, "; "));
 }
 
 void refuse_overflow(const TrainingStep& step, const std::string& when) {

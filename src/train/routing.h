@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "config/run_config.h"
@@ -12,12 +14,27 @@
 namespace gptrain::inline train {
 
 struct LayerRouting {
-  int64_t layer;   // number of the block
-  double most;     // tokens of the expert that got most, over the mean of all
-  double least;    // the same for the expert that got fewest
-  double aux;      // balance loss before its weight, mean over sequences; 1 at equal loads
-  double z;        // squared log-sum-exp of the logits, mean over tokens
-  double entropy;  // entropy of the router's scores, nats, mean over tokens
+  int64_t layer;                       // number of the block
+  double most;                         // tokens of the expert that got most, over the mean of all
+  double least;                        // the same for the expert that got fewest
+  double aux;                          // balance loss before its weight, mean over sequences; 1 at equal loads
+  double z;                            // squared log-sum-exp of the logits, mean over tokens
+  double entropy;                      // entropy of the router's scores, nats, mean over tokens
+  std::vector<int64_t> starving = {};  // experts with less than starving_share of the mean
+};
+constexpr double starving_share = 0.01;
+
+// Finds experts that hardly get tokens, step after step: they learn nothing, and the router avoids them for good.
+class StarvingExperts {
+ public:
+  static constexpr int64_t most_steps = 50;
+
+  // Adds a step's routing. RETURNS a warning, once for each expert, if experts have been starving for most_steps steps
+  // in a row; else an empty text.
+  std::string add(const std::vector<LayerRouting>& routing);
+
+ private:
+  std::map<std::pair<int64_t, int64_t>, int64_t> steps_;  // steps in a row, by layer and expert
 };
 
 // RETURNS the routing of each layer with experts. `sums`: the step's statistic of routing (routing_statistic), empty if

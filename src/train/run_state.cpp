@@ -179,7 +179,7 @@ RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const Ran
       const RunConfig saved = saved_config(checkpoint, stored.stored.manifest);
       std::vector<Slice> slices = slices_of(step, step.state(), StatePart::all, memory.get());
       begin_average(slices, saved);
-      other_blocks.emplace(step, saved.parallel.tensor);
+      other_blocks.emplace(step, saved.parallel);
       other_blocks->take_scales(slices);
       return slices;
     });

@@ -37,6 +37,9 @@ class Help(CliCase):
         text = "".join(f"word{i % 97} " for i in range(2000))
         self.path("data/corpus/train.txt").write_text(text, encoding="utf-8")
         self.write_corpus("data/corpus/heldout", vocab_size=END_OF_DOCUMENT)
+        self.write_config(tiny_config(model={"bias": False}, data={"train": [{"path": "data/corpus/heldout"}]},
+                                      run={"out": "runs/llama"}), "configs/llama.json")
+        self.succeed("train", "configs/llama.json", "--steps", "1")
 
     def words_of(self, example):
         """Returns the words of a command line after the program, as a shell makes them: patterns are files."""

@@ -9,7 +9,8 @@ from pathlib import Path
 from cli_case import EXECUTABLE, USAGE, CliCase, overrides, tiny_config
 
 SECONDS = "0.2"
-LINEAR_OPS = ["linear_forward", "linear_backward_input", "linear_backward_weight"]
+LINEAR_OPS = ["linear_forward", "linear_backward_input", "linear_backward_weight", "grouped_linear_forward",
+              "grouped_linear_backward_input", "grouped_linear_backward_weight"]
 OTHER_OPS = ["norm_forward layernorm", "norm_backward rmsnorm", "embedding_forward", "embedding_backward",
              "cross_entropy", "adamw", "squared_norm", "activation_forward gelu_tanh", "activation_backward swiglu",
              "query_key_forward rotary", "query_key_backward norm"]

@@ -41,6 +41,41 @@ def nearest_bf16(value):
     return struct.unpack("<f", struct.pack("<I", bits))[0]
 
 
+class Upcycle(CheckpointCase):
+    MOE = '{"experts": 4, "top_k": 2, "aux_loss": 0, "z_loss": 0}'
+
+    def test_a_mixture_of_a_dense_model_begins_with_its_losses(self):
+        dense = self.write_run(model={"bias": False, "hidden_size": 64, "num_heads": 4}, optimizer={"lr": 1e-12})
+        self.train(dense, "--steps", 2, *overrides("run.out=dense", "optimizer.lr=1e-3"))
+        out = self.succeed("checkpoint", "upcycle", "dense", "mixture", "--moe", self.MOE)
+        self.assertRegex(out, r"^mixture: \d blocks? with 4 experts each, [\d,]+ parameters of [\d,]+; train CONFIG "
+                              r"--init-from mixture starts a run from them\n$")
+        self.assertIn(": sound\n", self.succeed("checkpoint", "verify", "mixture"))
+        self.train(dense, "--steps", 2, "--init-from", "dense", *overrides("run.out=one"))
+        self.train(dense, "--steps", 2, "--init-from", "mixture", *overrides("run.out=many", f"model.moe={self.MOE}"))
+        for one, many in zip(self.records("one"), self.records("many"), strict=True):
+            self.assertAlmostEqual(many["loss"] / one["loss"], 1, delta=1e-6)
+        self.refuse(CHECKPOINT, "has 4 experts in a block already; only dense models become mixtures",
+                    "checkpoint", "upcycle", "mixture", "again", "--moe", self.MOE)
+
+    def test_what_is_refused(self):
+        self.refuse(USAGE, "model.bias = true: must be false with model.moe", "checkpoint", "upcycle", "out", "mixture",
+                    "--moe", self.MOE)
+        dense = self.write_run(model={"bias": False, "hidden_size": 64, "num_heads": 4})
+        self.train(dense, "--steps", 1, *overrides("run.out=dense"))
+        for moe, message in {
+                "{}": "--moe {}: has no experts",
+                '{"experts": 4, "top_k": 2, "shared": 1}': '"shared": 1 would add an FFN',
+                '{"experts": 4, "top_k": 2, "ffn_hidden_size": 32}': 'leave out "ffn_hidden_size"',
+                '{"experts": 4, "top_k": 5}': "must be at most model.moe.experts = 4"}.items():
+            with self.subTest(moe):
+                self.refuse(USAGE, message, "checkpoint", "upcycle", "dense", "mixture", "--moe", moe)
+                self.assertFalse(self.path("mixture").exists())
+        out = self.succeed("checkpoint", "upcycle", "dense", "mixture", "--moe",
+                           '{"experts": 4, "top_k": 1, "renormalise": false}')
+        self.assertIn("note: the router's weights do not add up to 1", out)
+
+
 class InitFrom(CheckpointCase):
     def test_a_new_run_with_old_weights(self):
         out = self.train(self.config, "--init-from", "out", *overrides("run.out=new", "run.seed=7", "optimizer.lr=0.002"),

@@ -34,6 +34,7 @@ struct Layout {
   int stages = 1;
   int context = 1;
   int expert = 0;  // ranks that share experts; 0: the model has none
+  int expert_tensor = 1;
 
   int world_size() const { return tensor * context * data * stages; }
   std::string name() const {
@@ -85,6 +86,7 @@ RunConfig config_of(Family family, const Layout& layout, const std::string& comp
   }
   if (layout.expert > 1) {
     overrides.push_back(fmt::format("parallel.expert={}", layout.expert));
+    overrides.push_back(fmt::format("parallel.expert_tensor={}", layout.expert_tensor));
     overrides.push_back("parallel.expert_room=100");  // equal weights send all rows to the same experts
   }
   return small_config(family, overrides, layout.world_size());
@@ -241,6 +243,7 @@ TEST_CASE("experts go from each group of ranks to each other") {
                  {.tensor = 1, .data = 3, .zero = 3, .expert = 3},
                  {.tensor = 2, .data = 1, .zero = 0, .expert = 2},
                  {.tensor = 2, .data = 2, .zero = 2, .expert = 1},
+                 {.tensor = 2, .data = 3, .zero = 3, .expert = 3, .expert_tensor = 2},
                  {.tensor = 1, .data = 2, .zero = 1, .schedule = "1f1b", .stages = 2, .expert = 2}});
 }
 

@@ -11,6 +11,7 @@
 #include "poisoning_backend.h"
 #include "report/formulas.h"
 #include "touched.h"
+#include "unit/temporary_folder.h"
 
 namespace test_spread_experts {
 
@@ -32,6 +33,10 @@ const std::vector<ExpertLayout> layouts = {
     {4, {"parallel.expert=2", "parallel.pipeline=2", "parallel.pipeline_schedule=zero-bubble", "batch.micro=2"}},
     {4, {"parallel.expert=4", "parallel.tensor=2", "batch.micro=2"}},
     {4, {"parallel.expert=2", "parallel.tensor=4", "parallel.sequence=true", "batch.micro=4"}},
+    {4, {"parallel.expert=2", "parallel.tensor=2", "parallel.expert_tensor=2", "parallel.zero=3", "batch.micro=1"}},
+    {8,
+     {"parallel.expert=2", "parallel.tensor=2", "parallel.expert_tensor=2", "parallel.sequence=true",
+      "parallel.pipeline=2", "parallel.zero=1", "batch.micro=2", "memory.recompute=selective"}},
 };
 
 Overrides with_room(Overrides overrides) {
@@ -95,21 +100,40 @@ TEST_CASE("recomputation, stages and ZeRO leave the bits of spread experts as th
 }
 
 TEST_CASE("optimizers of elements train spread experts") {
-  for (const char* type : {"adamw-8bit", "lion", "sgd"}) {
-    Overrides more = {fmt::format("optimizer.type={}", type), "batch.micro=2"};
-    if (type != std::string("adamw-8bit")) more.push_back("optimizer.eps=null");
+  for (const std::string type : {"adamw-8bit", "lion", "sgd", "muon"}) {
+    Overrides more = {"optimizer.type=" + type, "batch.micro=2"};
+    if (type == "lion" || type == "sgd") more.push_back("optimizer.eps=null");
     const Outcome one = train_experts(config_of_one(softmax_moe, more), 1, 2).outcome;
-    const Outcome many =
-        train_experts(config_on(softmax_moe, {4, {"parallel.expert=2", "parallel.zero=1"}}, more), 4, 2).outcome;
-    INFO(type);
-    CHECK(std::abs(many.losses[1] / one.losses[1] - 1) < 1e-5);
-    CHECK(many.torn.empty());
+    for (const Overrides& layout : {Overrides{"parallel.expert=2", "parallel.zero=1"},
+                                    {"parallel.expert=2", "parallel.tensor=2"},
+                                    {"parallel.expert=2", "parallel.tensor=2", "parallel.expert_tensor=2"}}) {
+      if (type != "muon" && type != "adamw-8bit" && layout.size() > 2) continue;
+      const Outcome many = train_experts(config_on(softmax_moe, {4, layout}, more), 4, 2).outcome;
+      INFO(type << " " << fmt::format("{}", fmt::join(layout, " ")));
+      CHECK(std::abs(many.losses[1] / one.losses[1] - 1) < 1e-5);
+      CHECK(many.torn.empty());
+    }
   }
   const ExpertLayout pure{
       4, {"precision.compute=bf16-pure", "precision.gradients=bf16", "parallel.expert=2", "batch.micro=2"}};
   const Outcome outcome = train_experts(config_on(softmax_moe, pure), 4, 3).outcome;
   CHECK(outcome.losses[2] < outcome.losses[0]);
   CHECK(outcome.torn.empty());
+}
+
+TEST_CASE("state of spread experts that is away keeps its bits") {
+  for (ExpertLayout layout : {ExpertLayout{2, {"parallel.expert=2"}}, {4, {"parallel.expert=2", "parallel.zero=3"}}}) {
+    const TemporaryFolder folder;
+    const auto outcome = [&] {
+      return train_experts(config_on(softmax_moe, layout, {"batch.micro=2"}), layout.ranks, 2).outcome;
+    };
+    const Outcome plain = outcome();
+    layout.overrides.push_back("memory.offload_optimizer=disk");
+    layout.overrides.push_back("memory.disk_path=" + folder.path().string());
+    const Outcome away = outcome();
+    CHECK((away.state == plain.state));
+    CHECK(away.losses == plain.losses);
+  }
 }
 
 TEST_CASE("a rank whose experts get all rows touches the planned memory") {
@@ -170,8 +194,10 @@ TEST_CASE("ranks with copies of weights agree on their checksums") {
 }
 
 TEST_CASE("a plan of spread experts has the model's FLOPs, and the traffic of equal loads") {
-  for (const ExpertLayout& layout : {ExpertLayout{4, {"parallel.expert=4", "batch.micro=2"}},
-                                     {4, {"parallel.expert=2", "parallel.tensor=2", "batch.micro=2"}}}) {
+  for (const ExpertLayout& layout :
+       {ExpertLayout{4, {"parallel.expert=4", "batch.micro=2"}},
+        {4, {"parallel.expert=2", "parallel.tensor=2", "batch.micro=2"}},
+        {4, {"parallel.expert=2", "parallel.tensor=2", "parallel.expert_tensor=2", "batch.micro=2"}}}) {
     const RunConfig config = config_on(softmax_moe, layout);
     Flops flops = 0;
     for (int64_t rank = 0; rank < layout.ranks; ++rank)
@@ -182,7 +208,9 @@ TEST_CASE("a plan of spread experts has the model's FLOPs, and the traffic of eq
                                        [static_cast<size_t>(Operation::all_to_all_v)];
     // In forward and in backward rows go to the experts and come back, and a number with each on one of the ways.
     const int64_t layers = config.model.num_layers - 1, tensor = config.parallel.tensor;
-    const int64_t rows = config.batch.global * config.model.sequence_length * 3 * tensor / layout.ranks / tensor;
+    // Tensor ranks with whole experts send a share of the rows each.
+    const int64_t shares = tensor / config.parallel.expert_tensor;
+    const int64_t rows = config.batch.global * config.model.sequence_length * 3 * tensor / layout.ranks / shares;
     const int64_t elements = 4 * config.model.hidden_size + 2, others = config.parallel.expert - 1;
     CHECK(moved.calls == 6 * layers * config.batch.accumulation);
     CHECK(moved.sent_bytes == layers * rows * elements * 4 * others / config.parallel.expert);

@@ -142,7 +142,9 @@ std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_
       continue;
     }
     const bool is_own = tensor.expert / quotient(experts[unit], expert_rank.size, tensor) == expert_rank.rank;
-    shards.push_back(is_own ? shard_of(tensor, {}) : TensorShard{.shape = {0, tensor.shape[1]}, .boxes = {}});
+    TensorShard shard = shard_of(tensor, expert_rank.tensor);
+    if (!is_own) shard = {.shape = {0, shard.shape[1]}, .boxes = {}};
+    shards.push_back(std::move(shard));
   }
   return shards;
 }

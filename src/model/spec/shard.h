@@ -15,11 +15,12 @@ struct TensorRank {
   int64_t rank = 0;
 };
 
-// A rank's position on the expert axis. Each rank of the axis holds a run of whole experts, and all runs have the same
-// length.
+// A rank's position on the expert axis. Each rank of the axis holds a run of experts, and all runs have the same
+// length. The ranks of `tensor` share each expert; with one rank, experts are whole.
 struct ExpertRank {
   int64_t size = 1;
   int64_t rank = 0;
+  TensorRank tensor = {};
 };
 
 // A box of the global tensor's true shape, contiguous and row-major in the rank's local tensor.
@@ -53,6 +54,12 @@ struct TensorShard {
 // config checks have refused that before. Experts with units of their own are spread over the ranks of `expert_rank`,
 // and those of other ranks have empty shards.
 std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_rank, ExpertRank expert_rank = {});
+
+// RETURNS the number of ranks over which the tensor is cut. `Sizes`: as ParallelConfig.
+template <typename Sizes>
+int64_t ranks_of_tensor(const TensorSpec& tensor, const Sizes& sizes) {
+  return tensor.expert >= 0 && sizes.expert > 1 ? sizes.expert_tensor : sizes.tensor;
+}
 
 // RETURNS the shard of one tensor. THROWS as shard_tensors.
 TensorShard shard_of(const TensorSpec& tensor, TensorRank tensor_rank);

@@ -88,8 +88,15 @@ TEST_CASE("ranks share experts evenly, or not at all") {
   CHECK(refused({"parallel.expert_room=2.5"}, 4) ==
         "parallel.expert_room = 2.5: has no effect unless parallel.expert is greater than 1 (try --set "
         "parallel.expert_room=null or leaving it out)");
-  for (const char* other : {"optimizer.type=muon", "parallel.elastic=true", R"(comm.compression={"kind":"int8"})",
-                            "memory.offload_optimizer=disk"}) {
+  CHECK(refused({"parallel.expert_tensor=2"}, 4) ==
+        "parallel.expert_tensor = 2: has no effect unless parallel.expert is greater than 1 (try --set "
+        "parallel.expert_tensor=null or leaving it out)");
+  CHECK(refused({"parallel.expert=2", "parallel.tensor=4", "parallel.expert_tensor=2"}, 8) ==
+        "parallel.expert_tensor = 2: must be 1 or parallel.tensor = 4 (try 4)");
+  CHECK(refused({"parallel.expert=3", "parallel.tensor=2", "parallel.expert_tensor=2"}, 4) ==
+        "parallel.expert = 3: times parallel.expert_tensor = 2 must divide the 4 ranks of a stage (try 2)");
+  for (const char* other : {"optimizer.type=lamb", "parallel.elastic=true", R"(comm.compression={"kind":"int8"})",
+                            "memory.offload_gradients=disk"}) {
     INFO(other);
     CHECK(refused({"parallel.expert=2", other}, 4).find("parallel.expert = 2") != std::string::npos);
   }

@@ -1,6 +1,9 @@
 // Times of ops compared with their known limits.
 #include "catch.h"
 #include "machine/op_times.h"
+#include "machine/profiles.h"
+#include "ops/footprint.h"
+#include "ops/ops.h"
 
 namespace gptrain::test_op_times {
 namespace {
@@ -25,6 +28,31 @@ TEST_CASE("large products reach the sustained rate, none reaches more") {
   for (const int64_t m : {1, 64, 100, 2048, 2049, 8192})
     for (const int64_t n : {16, 768, 2304, 50304})
       for (const int64_t k : {16, 768, 12288}) CHECK(efficiency(device, product(m, n, k)) <= 1);
+}
+
+TEST_CASE("products of experts cost as much as many small ones") {
+  const Target target;
+  const auto forward = [&](int64_t experts, int64_t rows) {
+    return footprint(GroupedLinearForward{.x = Matrix(nullptr, DType::bf16, rows, 1024),
+                                          .w = Matrix(nullptr, DType::bf16, experts * 2048, 1024),
+                                          .offsets = Matrix(nullptr, DType::i32, 1, experts + 1),
+                                          .y = Matrix(nullptr, DType::bf16, rows, 2048)},
+                     target);
+  };
+  const ProductShape of_experts = forward(128, 1000).products;
+  CHECK(of_experts.count == 128);
+  CHECK(of_experts.m == 8);
+  CHECK((of_experts.n == 2048 && of_experts.k == 1024));
+  CHECK(forward(128, 1000).executed_flops == forward(1, 1000).executed_flops);
+  const DeviceProfile device = find_device("h100-sxm");
+  CHECK(product_seconds(device, of_experts, 0) > 4 * product_seconds(device, forward(1, 1000).products, 0));
+  const GroupedLinearBackwardWeight backward{.x = Matrix(nullptr, DType::bf16, 1024, 256),
+                                             .dy = Matrix(nullptr, DType::bf16, 1024, 512),
+                                             .offsets = Matrix(nullptr, DType::i32, 1, 9),
+                                             .dw = Matrix(nullptr, DType::f32, 8 * 512, 256),
+                                             .accumulate = false};
+  const ProductShape of_weights = footprint(backward, target).products;
+  CHECK((of_weights.count == 8 && of_weights.m == 512 && of_weights.n == 256 && of_weights.k == 128));
 }
 
 TEST_CASE("a tile more than whole waves costs a wave") {

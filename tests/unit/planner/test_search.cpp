@@ -3,6 +3,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fmt/format.h>
+#include <iterator>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -134,6 +135,47 @@ TEST_CASE("estimates hold for layers whose FFNs differ") {
     CHECK(estimator.least_seconds(layout) <= estimate.step_seconds * (1 + 1e-9));
     CHECK(std::abs(estimate.step_seconds / exact.step_seconds - 1) < largest_estimate_error);
   }
+}
+
+TEST_CASE("searches spread experts over ranks, with bounds and estimates as good") {
+  const RunConfig config =
+      model(1024, 8, 32, R"(, "bias": false, "moe": {"experts": 8, "top_k": 2, "first": 1, "ffn_hidden_size": 2048})");
+  const std::vector<RunLayout> all = layouts_of(config, 16);
+  std::vector<RunLayout> spread;
+  std::copy_if(all.begin(), all.end(), std::back_inserter(spread), [](const RunLayout& l) { return l.expert > 1; });
+  CHECK(std::any_of(spread.begin(), spread.end(), [](const RunLayout& l) { return l.expert_tensor > 1; }));
+  CHECK(std::any_of(spread.begin(), spread.end(), [](const RunLayout& l) { return l.expert > l.data; }));
+  LayoutEstimator estimator(config, a100(), planned_target(a100(), config.run.threads, 16));
+  double sum = 0;
+  int near_memory = 0;
+  const std::vector<RunLayout> some = some_of(spread, 24);
+  for (const RunLayout& layout : some) {
+    INFO(text_of(layout));
+    const LayoutResult exact = predict_layout(checked_layout(config, layout), a100(), layout, 0);
+    const LeastBytes least = estimator.least_bytes(layout, INT64_MAX);
+    CHECK(least.bytes <= exact.peak_bytes);
+    near_memory += least.bytes > exact.peak_bytes / 2 ? 1 : 0;
+    const LayoutResult estimate = estimator.estimate(layout);
+    CHECK(estimator.least_seconds(layout) <= estimate.step_seconds * (1 + 1e-9));
+    const double error = std::abs(estimate.step_seconds / exact.step_seconds - 1);
+    CHECK(error < largest_estimate_error);
+    sum += error / static_cast<double>(some.size());
+  }
+  INFO(sum << ", memory near " << near_memory);
+  CHECK(sum < 0.05);
+  CHECK(near_memory >= 22);
+}
+
+TEST_CASE("a search spreads experts that do not fit on each rank") {
+  const RunConfig config =
+      model(2048, 16, 16, R"(, "bias": false, "moe": {"experts": 16, "top_k": 2, "ffn_hidden_size": 8192})");
+  SearchOptions options{.gpus = 16};
+  const LayoutSearch found = search_layouts(config, a100(), options);
+  REQUIRE(!found.best.empty());
+  CHECK(found.best.front().layout.expert > 1);
+  options.held = {"parallel.expert=1"};
+  const LayoutSearch whole = search_layouts(config, a100(), options);
+  CHECK((whole.best.empty() || whole.best.front().step_seconds > found.best.front().step_seconds));
 }
 
 TEST_CASE("searches share long sequences over ranks, with bounds and estimates as good") {

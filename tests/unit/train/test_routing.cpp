@@ -1,0 +1,38 @@
+// Routing of a step: loads of each layer, and experts that starve.
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "train/routing.h"
+
+namespace gptrain::test_routing {
+namespace {
+
+std::vector<LayerRouting> routing_of(std::vector<double> loads) {
+  ModelConfig model;
+  model.num_layers = 2;
+  model.sequence_length = 8;
+  model.moe.experts = 4;
+  model.moe.top_k = 1;
+  model.moe.first = 1;
+  loads.insert(loads.end(), {0, 0, 0});
+  return layer_routing(model, 1, loads);
+}
+
+}  // namespace
+
+TEST_CASE("experts without tokens are warned of once, after many steps in a row") {
+  REQUIRE(routing_of({0, 400, 399, 1}).at(0).starving == std::vector<int64_t>{0, 3});
+  CHECK(routing_of({2, 2, 2, 2}).at(0).starving.empty());
+  StarvingExperts starving;
+  for (int64_t step = 1; step < StarvingExperts::most_steps; ++step)
+    REQUIRE(starving.add(routing_of({0, 400, 399, step == 20 ? 100.0 : 0.0})).empty());
+  CHECK(starving.add(routing_of({0, 400, 399, 0})) ==
+        "experts have had less than 1% of the mean load for 50 logged steps: block 1: 0; a larger aux_loss of "
+        "model.moe balances loads");
+  for (int step = 0; step < 19; ++step) REQUIRE(starving.add(routing_of({0, 400, 399, 0})).empty());
+  const std::string second = starving.add(routing_of({0, 400, 399, 0}));
+  CHECK(second.find("block 1: 3;") != std::string::npos);
+}
+
+}  // namespace gptrain::test_routing
