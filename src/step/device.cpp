@@ -41,10 +41,6 @@ void require_kernels(const RunConfig& config, const Target& target) {
   const auto refuse = [](std::string_view why) {
     throw Error(ExitCode::machine, "{}; set run.device = \"cpu\", or plan for a GPU by --dry-run --target NAME", why);
   };
-  if (config.parallel.context_method == ContextMethod::ring)
-    refuse(
-        "parallel.context_method = \"ring\": the CUDA backend has no kernels for parts of attention yet; set "
-        "\"heads\" if the heads divide over the ranks of parallel.context");
   if (config.model.moe.is_on()) refuse("model.moe: the CUDA backend has no kernels for experts yet");
   if (config.comm.compression.is_on())
     refuse("comm.compression: sums of compressed gradients were not tested on the CUDA backend yet");
