@@ -10,7 +10,8 @@
 #                                 the CPU; a step of 124M with its profile; memcheck, racecheck
 #   tools/gpu_check.sh kernels    (B) products by algorithm; kernels and their marks; attention; FP8 products
 #   tools/gpu_check.sh steps      (C) whole steps and their marks, and beside PyTorch if python3 has it
-#   tools/gpu_check.sh ranks      (D) ranks: staged on one GPU, over NCCL, collectives; methods; stop and resume; memory
+#   tools/gpu_check.sh ranks      (D) ranks of each axis: staged on one GPU, over NCCL, collectives; methods; stop and
+#                                 resume; memory
 #   tools/gpu_check.sh            probe, then all four; a stage's letter may stand for its name
 #   --no-build                    uses build-cuda/ as it is; the executables alone may have been copied there
 #   GPU_CHECK_SECONDS=N           most seconds of a stage (570)

@@ -6,8 +6,8 @@
 //   d_o
 // A softcap multiplies ds by its derivative.
 // With keys in two orders the first kernel runs once for each and adds up dk and dv in f32; with two passes over the
-// queries the second runs once for each and adds up dq. Included by the two files that compile it: for patterns of one
-// run of keys, and of several.
+// queries the second runs once for each and adds up dq. Included by the files that compile it: for patterns of one run
+// of keys, of several, and for parts.
 #pragma once
 
 #include "kernels/attention.h"
@@ -25,11 +25,12 @@ struct GradientSums {
 // Use of the sums in f32 by a launch: it makes its results alone, begins the sums, or adds to them.
 enum class SumUse : uint8_t { none, begins, adds };
 
-template <typename T, bool several_runs>
+// `R`: type of the results.
+template <typename T, bool several_runs, typename R>
 struct BackwardOperands {
   Rows<const T> q, k, v, o, d_o;
   Rows<const float> lse;
-  Rows<T> dq, dk, dv;
+  Rows<R> dq, dk, dv;
   float* delta;  // [batch heads, tokens]
   Sizes<several_runs> sizes;
   DropoutOfHeads dropout;
@@ -41,8 +42,8 @@ struct BackwardOperands {
 constexpr unsigned delta_threads = 256;
 
 // One warp per row of one head.
-template <typename T, bool several_runs>
-__global__ void row_sums(BackwardOperands<T, several_runs> op) {
+template <typename T, bool several_runs, typename R>
+__global__ void row_sums(BackwardOperands<T, several_runs, R> op) {
   const Sizes<several_runs>& sizes = op.sizes;
   const int64_t index = (static_cast<int64_t>(blockIdx.x) * delta_threads + threadIdx.x) / 32;
   const int64_t row = index / sizes.heads, head = index % sizes.heads;
@@ -80,9 +81,9 @@ struct QuerySums {
 template <typename Operands, bool several_runs>
 __device__ QuerySums query_sums(const Operands& op, const KeyTiles<several_runs>& tiles, int64_t head_of_batch,
                                 int place) {
-  const int query = place < tiles.num_queries() ? tiles.query_token(place) : tiles.tokens;
-  if (query >= tiles.tokens) return {infinity, 0};
-  return {*op.lse.at(head_of_batch, query), op.delta[head_of_batch * op.sizes.tokens + query]};
+  const int row = place < tiles.num_queries() ? query_row(tiles, place) : tiles.tokens;
+  if (row >= tiles.tokens) return {infinity, 0};
+  return {*op.lse.at(head_of_batch, row), op.delta[head_of_batch * op.sizes.tokens + row]};
 }
 
 // Computed from a score and the gradient of its (dropped) probability. p: the probability after dropout, without
@@ -175,9 +176,9 @@ __host__ __device__ int64_t key_blocks(const Sizes<several_runs>& sizes, bool pi
   return sizes.tiles.num_key_tiles(picked) * int64_t{picked ? sizes.column_sets : 1};
 }
 
-template <typename E, int chunks, bool several_runs>
+template <typename E, int chunks, bool several_runs, typename R>
 __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(2 * chunks + 2))
-    backward_keys(BackwardOperands<typename E::Element, several_runs> op) {
+    backward_keys(BackwardOperands<typename E::Element, several_runs, R> op) {
   using T = typename E::Element;
   auto& memory = shared<KeysMemory<E, chunks>>();
   const Sizes<several_runs>& sizes = op.sizes;
@@ -191,8 +192,8 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(2 * chunks 
   const KeyTile key{block / sets, several_runs && op.picked_keys};
   const KeyTiles<several_runs> tiles = sizes.tiles_of(sequence, set);
   if (key.tile >= tiles.num_key_tiles(key.picked)) return;
-  const Head<const T> k = sizes.head(op.k, sequence, kv_head);
-  const Head<const T> v = sizes.head(op.v, sequence, kv_head);
+  const Head<const T> k = sizes.key_head(op.k, sequence, kv_head);
+  const Head<const T> v = sizes.key_head(op.v, sequence, kv_head);
   const PlacedRows<const T, several_runs> keys{k, tiles, key.first(), key.picked};
   const PlacedRows<const T, several_runs> key_values{v, tiles, key.first(), key.picked};
   keep_left<E, chunks>(memory, 0, keys);
@@ -231,20 +232,20 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(2 * chunks 
     }
   }
 
-  const auto token_of = [&](int i) -> int64_t {
+  const auto row_of = [&](int i) -> int64_t {
     const int place = key.first() + E::row(i);
-    return place < tiles.num_keys(key.picked) ? tiles.key_token(place, key.picked) : tiles.tokens;
+    return place < tiles.num_keys(key.picked) ? key_row(tiles, place, key.picked) : tiles.natural_count;
   };
   if (several_runs && op.use != SumUse::none) {
-    sum_up<E>(dk, sizes.scale.factor, sizes.head(op.sums.dk, sequence, kv_head), op.use, token_of);
-    sum_up<E>(dv, op.dropout.keep_scale, sizes.head(op.sums.dv, sequence, kv_head), op.use, token_of);
+    sum_up<E>(dk, sizes.scale.factor, sizes.key_head(op.sums.dk, sequence, kv_head), op.use, row_of);
+    sum_up<E>(dv, op.dropout.keep_scale, sizes.key_head(op.sums.dv, sequence, kv_head), op.use, row_of);
     return;
   }
   float factors[E::rows];
   for (float& factor : factors) factor = sizes.scale.factor;
-  store_sums<E>(dk, factors, sizes.head(op.dk, sequence, kv_head), token_of);
+  store_sums<E>(dk, factors, sizes.key_head(op.dk, sequence, kv_head), row_of);
   for (float& factor : factors) factor = op.dropout.keep_scale;
-  store_sums<E>(dv, factors, sizes.head(op.dv, sequence, kv_head), token_of);
+  store_sums<E>(dv, factors, sizes.key_head(op.dv, sequence, kv_head), row_of);
 }
 
 // Rows are queries, columns are keys.
@@ -261,9 +262,9 @@ __device__ __forceinline__ void gradients_by_query(typename E::Values& values, c
     }
 }
 
-template <typename E, int chunks, bool several_runs>
+template <typename E, int chunks, bool several_runs, typename R>
 __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 2))
-    backward_queries(BackwardOperands<typename E::Element, several_runs> op) {
+    backward_queries(BackwardOperands<typename E::Element, several_runs, R> op) {
   using T = typename E::Element;
   auto& memory = shared<BlockMemory<E, chunks, 2>>();
   const Sizes<several_runs>& sizes = op.sizes;
@@ -277,8 +278,8 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 2)
   const int64_t kv_head = head / sizes.heads_of_group();
   const Head<const T> q = sizes.head(op.q, sequence, head);
   const Head<const T> d_o = sizes.head(op.d_o, sequence, head);
-  const Head<const T> k = sizes.head(op.k, sequence, kv_head);
-  const Head<const T> v = sizes.head(op.v, sequence, kv_head);
+  const Head<const T> k = sizes.key_head(op.k, sequence, kv_head);
+  const Head<const T> v = sizes.key_head(op.v, sequence, kv_head);
   const PlacedRows<const T, several_runs> queries{q, tiles, query, tiles.picked_queries};
   const PlacedRows<const T, several_runs> d_outputs{d_o, tiles, query, tiles.picked_queries};
   const HeadDropout dropout = op.dropout.of(sequence, head, sizes.tokens);
@@ -302,35 +303,40 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 2)
     add_weighted<E>(dq, memory, E::weights_of(values), keys);
   }
 
-  const auto token_of = [&](int i) -> int64_t {
+  const auto row_of = [&](int i) -> int64_t {
     const int place = query + E::row(i);
-    return place < tiles.num_queries() ? tiles.query_token(place) : tiles.tokens;
+    return place < tiles.num_queries() ? query_row(tiles, place) : tiles.tokens;
   };
   if constexpr (several_runs) {
     const Head<float> carried = sizes.head(op.sums.dq, sequence, head);
-    if (op.use == SumUse::begins) return sum_up<E>(dq, 1.0F, carried, op.use, token_of);
-    if (op.use == SumUse::adds) add_carried<E>(dq, tiles, carried, token_of);
+    if (op.use == SumUse::begins) return sum_up<E>(dq, 1.0F, carried, op.use, row_of);
+    if (op.use == SumUse::adds) add_carried<E>(dq, tiles, carried, row_of);
   }
   float factors[E::rows];
   for (float& factor : factors) factor = sizes.scale.factor;
-  store_sums<E>(dq, factors, sizes.head(op.dq, sequence, head), token_of);
+  store_sums<E>(dq, factors, sizes.head(op.dq, sequence, head), row_of);
 }
 
 // Launches of the two kernels.
-template <typename E, int n, bool several_runs>
+template <typename E, int n, bool several_runs, typename R>
 class BackwardLaunches {
  public:
   using T = typename E::Element;
-  using Operands = BackwardOperands<T, several_runs>;
+  using Operands = BackwardOperands<T, several_runs, R>;
 
-  BackwardLaunches(const AttentionBackward& op, Stream stream, std::byte* scratch, const int32_t* wanted)
-      : op_(op), stream_(stream), wanted_(wanted), operands_(operands(reinterpret_cast<float*>(scratch))) {}
+  BackwardLaunches(const AttentionBackward& op, const AttentionPart* part, Stream stream, std::byte* scratch,
+                   const int32_t* wanted)
+      : op_(op),
+        part_(part),
+        stream_(stream),
+        wanted_(wanted),
+        operands_(operands(reinterpret_cast<float*>(scratch))) {}
 
   void run() {
     const int64_t rows_of_heads = op_.batch * op_.sequence_length * op_.num_heads;
     constexpr int64_t rows_of_block = delta_threads / 32;
-    launch(stream_, {(rows_of_heads + rows_of_block - 1) / rows_of_block, delta_threads, 0}, row_sums<T, several_runs>,
-           operands_);
+    launch(stream_, {(rows_of_heads + rows_of_block - 1) / rows_of_block, delta_threads, 0},
+           row_sums<T, several_runs, R>, operands_);
     if (op_.sinks.given())
       launch(stream_, {op_.num_heads, 32, 0}, sink_gradients, op_.sinks.as<const float>(), operands_.lse,
              operands_.delta, op_.batch, op_.sequence_length, op_.d_sinks.as<double>());
@@ -342,7 +348,7 @@ class BackwardLaunches {
       launch(stream_,
              {op_.batch * op_.num_heads * operands.sizes.tiles.num_query_tiles(), E::threads,
               sizeof(BlockMemory<E, n, 2>)},
-             backward_queries<E, n, several_runs>, operands);
+             backward_queries<E, n, several_runs, R>, operands);
     }
   }
 
@@ -355,9 +361,9 @@ class BackwardLaunches {
             .o = Rows<const T>(op_.o),
             .d_o = Rows<const T>(op_.d_o),
             .lse = Rows<const float>(op_.lse),
-            .dq = Rows<T>(op_.dq),
-            .dk = Rows<T>(op_.dk),
-            .dv = Rows<T>(op_.dv),
+            .dq = Rows<R>(op_.dq),
+            .dk = Rows<R>(op_.dk),
+            .dv = Rows<R>(op_.dv),
             .delta = delta,
             .sizes = sizes(0),
             .dropout = DropoutOfHeads(op_.dropout),
@@ -383,7 +389,7 @@ class BackwardLaunches {
 
   int passes() const { return several_runs ? attention_passes(op_.mask, op_.sequence_length) : 1; }
   Sizes<several_runs> sizes(int pass) const {
-    return sizes_of<several_runs>(op_, pass, {op_.q, op_.k, op_.v, op_.d_o}, wanted_);
+    return sizes_of(op_, tiles_of<several_runs>(op_, part_, pass), {op_.q, op_.k, op_.v, op_.d_o}, wanted_);
   }
 
   // Begins with the order that holds every token: the natural one, or for columns the picked one.
@@ -403,25 +409,30 @@ class BackwardLaunches {
     operands.use = use;
     launch(stream_,
            {op_.batch * op_.num_kv_heads * key_blocks(operands.sizes, picked), E::threads, sizeof(KeysMemory<E, n>)},
-           backward_keys<E, n, several_runs>, operands);
+           backward_keys<E, n, several_runs, R>, operands);
   }
 
-  void round(const Matrix& result, const Rows<float>& sums, const Rows<T>& to) {
-    launch(stream_, shape_of_elements(result.rows, result.cols, 1), round_sums<T>,
+  void round(const Matrix& result, const Rows<float>& sums, const Rows<R>& to) {
+    launch(stream_, shape_of_elements(result.rows, result.cols, 1), round_sums<R>,
            Rows<const float>(Matrix{sums.data, DType::f32, result.rows, result.cols, sums.stride}), to, result.rows,
            result.cols);
   }
 
   const AttentionBackward& op_;
+  const AttentionPart* part_;
   Stream stream_;
   const int32_t* wanted_;
   Operands operands_;
 };
 
-template <bool several_runs>
-void run_backward(const AttentionBackward& op, Stream stream, std::byte* scratch, const int32_t* wanted) {
+// `part`: the part of a sequence that the op computes, whose results are f32; null: whole sequences.
+template <bool several_runs, bool is_part = false>
+void run_backward(const AttentionBackward& op, Stream stream, std::byte* scratch, const int32_t* wanted,
+                  const AttentionPart* part = nullptr) {
   with_engine(op.q.dtype, op.head_size, [&](auto engine, auto chunks) {
-    BackwardLaunches<decltype(engine), decltype(chunks)::value, several_runs>(op, stream, scratch, wanted).run();
+    using E = decltype(engine);
+    using R = std::conditional_t<is_part, float, typename E::Element>;
+    BackwardLaunches<E, decltype(chunks)::value, several_runs, R>(op, part, stream, scratch, wanted).run();
   });
 }
 

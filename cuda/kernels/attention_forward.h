@@ -1,5 +1,5 @@
 // Attention, forward. A block has 64 queries of a head and loops over its keys with an online softmax (arXiv
-// 2307.08691). Included by the two files that compile it: for patterns of one run of keys, and of several.
+// 2307.08691). Included by the files that compile it: for patterns of one run of keys, of several, and for parts.
 #pragma once
 
 #include "kernels/attention.h"
@@ -15,10 +15,11 @@ struct CarriedSoftmax {
   float *largest, *sum;  // [batch heads, tokens]
 };
 
-template <typename T, bool several_runs>
+// `R`: type of the results.
+template <typename T, bool several_runs, typename R>
 struct ForwardOperands {
   Rows<const T> q, k, v;
-  Rows<T> o;
+  Rows<R> o;
   Rows<float> lse;
   Sizes<several_runs> sizes;
   DropoutOfHeads dropout;
@@ -124,9 +125,9 @@ __device__ __forceinline__ void load_carried(typename E::Values (&o)[chunks], Ru
   }
 }
 
-template <typename E, int chunks, bool several_runs>
+template <typename E, int chunks, bool several_runs, typename R>
 __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1))
-    forward(ForwardOperands<typename E::Element, several_runs> op) {
+    forward(ForwardOperands<typename E::Element, several_runs, R> op) {
   using T = typename E::Element;
   auto& memory = shared<BlockMemory<E, chunks, 1>>();
   const Sizes<several_runs>& sizes = op.sizes;
@@ -140,8 +141,8 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1)
   const int query = query_tile * tile_size;
   const int64_t kv_head = head / sizes.heads_of_group();
   const Head<const T> q = sizes.head(op.q, sequence, head);
-  const Head<const T> k = sizes.head(op.k, sequence, kv_head);
-  const Head<const T> v = sizes.head(op.v, sequence, kv_head);
+  const Head<const T> k = sizes.key_head(op.k, sequence, kv_head);
+  const Head<const T> v = sizes.key_head(op.v, sequence, kv_head);
   const HeadDropout dropout = op.dropout.of(sequence, head, sizes.tokens);
   const PlacedRows<const T, several_runs> queries{q, tiles, query, tiles.picked_queries};
 
@@ -174,33 +175,34 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1)
     add_weighted<E>(o, memory, E::weights_of(values), key_values);
   }
 
-  const auto token_of = [&](int i) -> int64_t {
+  const auto row_of = [&](int i) -> int64_t {
     const int place = query + E::row(i);
-    return place < tiles.num_queries() ? tiles.query_token(place) : tiles.tokens;
+    return place < tiles.num_queries() ? query_row(tiles, place) : tiles.tokens;
   };
   float factors[E::rows];
   const bool carries = several_runs && op.carried.largest != nullptr && tiles.picked_queries;
   for (int i = 0; i < E::rows; ++i) {
     const float sum = sum_of_row(running.sum[i], E::lanes_of_row);
-    factors[i] = carries ? 1.0F : op.dropout.keep_scale / sum;
-    const int64_t token = token_of(i);
+    // A query of a part may see no key.
+    factors[i] = carries ? 1.0F : sum == 0 ? 0.0F : op.dropout.keep_scale / sum;
+    const int64_t row = row_of(i);
     const float largest = op.row_largest != nullptr ? larger_of_row(largest_scores[i], E::lanes_of_row) : 0.0F;
-    if (E::score_column(0) != 0 || token >= sizes.tokens) continue;
+    if (E::score_column(0) != 0 || row >= sizes.tokens) continue;
     if (op.row_largest != nullptr) {
-      float& of_row = op.row_largest[block_head * sizes.tokens + token];
-      of_row = op.second_pass && tiles.is_picked(static_cast<int>(token)) ? fmaxf(of_row, largest) : largest;
+      float& of_row = op.row_largest[block_head * sizes.tokens + row];
+      of_row = op.second_pass && tiles.is_picked(static_cast<int>(row)) ? fmaxf(of_row, largest) : largest;
     }
     if (carries) {
-      op.carried.largest[block_head * sizes.tokens + token] = running.largest[i];
-      op.carried.sum[block_head * sizes.tokens + token] = sum;
+      op.carried.largest[block_head * sizes.tokens + row] = running.largest[i];
+      op.carried.sum[block_head * sizes.tokens + row] = sum;
     } else {
-      *op.lse.at(block_head, token) = running.largest[i] + logf(sum);
+      *op.lse.at(block_head, row) = running.largest[i] + logf(sum);
     }
   }
   if (carries) {
-    store_sums<E>(o, factors, sizes.head(op.carried.o, sequence, head), token_of);
+    store_sums<E>(o, factors, sizes.head(op.carried.o, sequence, head), row_of);
   } else {
-    store_sums<E>(o, factors, sizes.head(op.o, sequence, head), token_of);
+    store_sums<E>(o, factors, sizes.head(op.o, sequence, head), row_of);
   }
 }
 
@@ -217,29 +219,32 @@ CarriedSoftmax carried_of(const AttentionForward& op, std::byte* scratch) {
   return carried;
 }
 
-template <bool several_runs>
-void run_forward(const AttentionForward& op, Stream stream, std::byte* scratch, const int32_t* wanted) {
+// `part`: the part of a sequence that the op computes, whose results are f32; null: whole sequences.
+template <bool several_runs, bool is_part = false>
+void run_forward(const AttentionForward& op, Stream stream, std::byte* scratch, const int32_t* wanted,
+                 const AttentionPart* part = nullptr) {
   with_engine(op.q.dtype, op.head_size, [&](auto engine, auto chunks) {
     using E = decltype(engine);
     using T = typename E::Element;
+    using R = std::conditional_t<is_part, float, T>;
     constexpr int n = decltype(chunks)::value;
     const int passes = several_runs ? attention_passes(op.mask, op.sequence_length) : 1;
     float* const row_largest = op.largest.given() ? reinterpret_cast<float*>(scratch + gpu_carried_bytes(op)) : nullptr;
     for (int pass = 0; pass < passes; ++pass) {
-      const ForwardOperands<T, several_runs> operands{
+      const ForwardOperands<T, several_runs, R> operands{
           .q = Rows<const T>(op.q),
           .k = Rows<const T>(op.k),
           .v = Rows<const T>(op.v),
-          .o = Rows<T>(op.o),
+          .o = Rows<R>(op.o),
           .lse = Rows<float>(op.lse),
-          .sizes = sizes_of<several_runs>(op, pass, {op.q, op.k, op.v}, wanted),
+          .sizes = sizes_of(op, tiles_of<several_runs>(op, part, pass), {op.q, op.k, op.v}, wanted),
           .dropout = DropoutOfHeads(op.dropout),
           .carried = carried_of<several_runs>(op, scratch),
           .sinks = op.sinks.as<const float>(),
           .row_largest = row_largest,
           .second_pass = pass > 0};
       const int64_t blocks = op.batch * op.num_heads * operands.sizes.tiles.num_query_tiles();
-      launch(stream, {blocks, E::threads, sizeof(BlockMemory<E, n, 1>)}, forward<E, n, several_runs>, operands);
+      launch(stream, {blocks, E::threads, sizeof(BlockMemory<E, n, 1>)}, forward<E, n, several_runs, R>, operands);
     }
     if (op.largest.given())
       launch(stream, {op.num_heads, 32, 0}, raise_largest, row_largest, op.batch, op.sequence_length,

@@ -56,7 +56,7 @@ struct PlacedRows {
   // Returns a tile of the rows that starts at a feature.
   __device__ auto tile(int feature) const {
     using Element = std::remove_const_t<T>;
-    const int left = tiles.num_keys(picked) - first;
+    const int left = (several_runs && picked ? tiles.num_keys(true) : static_cast<int>(head.tokens)) - first;
     const int rows = left < tile_size ? left : tile_size;
     const int cols = head.head_size - feature < tile_size ? head.head_size - feature : tile_size;
     if constexpr (several_runs) {
@@ -86,6 +86,16 @@ struct ScoreScale {
   }
 };
 
+// RETURN the row of a place's query or key in the op's matrices.
+template <bool several_runs>
+__device__ int query_row(const KeyTiles<several_runs>& tiles, int place) {
+  return several_runs ? tiles.query_token(place) : place;
+}
+template <bool several_runs>
+__device__ int key_row(const KeyTiles<several_runs>& tiles, int place, bool picked) {
+  return several_runs ? tiles.key_token(place, picked) : place;
+}
+
 template <bool several_runs>
 struct Sizes {
   int64_t batch, tokens, heads, kv_heads;
@@ -100,6 +110,12 @@ struct Sizes {
   template <typename T>
   __device__ Head<T> head(const Rows<T>& matrix, int64_t sequence, int64_t head) const {
     return {matrix.at(sequence * tokens, head * head_size), matrix.stride, tokens, head_size, packs};
+  }
+  // Returns a head of keys, values or their gradients: in a part of a sequence, not as many rows as there are queries.
+  template <typename T>
+  __device__ Head<T> key_head(const Rows<T>& matrix, int64_t sequence, int64_t head) const {
+    const int64_t keys = tiles.natural_count;
+    return {matrix.at(sequence * keys, head * head_size), matrix.stride, keys, head_size, packs};
   }
   __device__ bool leaves_out(int64_t sequence) const { return wanted != nullptr && wanted[sequence] == 0; }
   __device__ int64_t heads_of_group() const { return heads / kv_heads; }
@@ -223,9 +239,16 @@ struct KeptBits {
       const int word = i * threads + static_cast<int>(threadIdx.x);
       const int row = word / (tile_size / 16), part = word % (tile_size / 16);
       const int query = tiles.query_token(query_tile * tile_size + row);
-      of_query[row][part] = static_cast<uint16_t>(several_runs && key.picked
-                                                      ? kept_one_by_one(dropout, tiles, query, key.first() + 16 * part)
-                                                      : kept_by_four(dropout, query, key.first() + 16 * part));
+      const int place = key.first() + 16 * part, token = tiles.first_key + place;
+      uint32_t kept = 0;
+      if (several_runs && key.picked) {
+        kept = kept_one_by_one(dropout, query, [&](int n) { return tiles.picked_token(place + n); });
+      } else if (!several_runs && token % 4 != 0) {
+        kept = kept_one_by_one(dropout, query, [&](int n) { return token + n; });
+      } else {
+        kept = kept_by_four(dropout, query, token);
+      }
+      of_query[row][part] = static_cast<uint16_t>(kept);
     }
   }
 
@@ -238,12 +261,11 @@ struct KeptBits {
     }
     return kept;
   }
-  template <bool several_runs>
-  __device__ static uint32_t kept_one_by_one(const HeadDropout& dropout, const KeyTiles<several_runs>& tiles, int query,
-                                             int first_place) {
+  template <typename TokenOf>
+  __device__ static uint32_t kept_one_by_one(const HeadDropout& dropout, int query, const TokenOf& token_of) {
     uint32_t kept = 0;
     for (int n = 0; n < 16; ++n) {
-      const int token = tiles.picked_token(first_place + n);
+      const int token = token_of(n);
       const auto drawn = dropout.words(query, token / 4);
       // An index that is no constant would put the words into local memory.
       const uint32_t first_pair = token % 2 == 0 ? drawn[0] : drawn[1];
@@ -345,22 +367,28 @@ __device__ __forceinline__ void store_sums(const typename E::Values (&sums)[chun
   }
 }
 
-// Returns the sizes of either op, in a pass. `operands`: all its matrices of heads.
+// Returns the tiles of a pass of either op. `part`: the part of a sequence that the op computes, or null.
 template <bool several_runs, typename Op>
-Sizes<several_runs> sizes_of(const Op& op, int pass, std::initializer_list<Matrix> operands, const int32_t* wanted) {
-  return {
-      .batch = op.batch,
-      .tokens = op.sequence_length,
-      .heads = op.num_heads,
-      .kv_heads = op.num_kv_heads,
-      .head_size = static_cast<int>(op.head_size),
-      .scale = {static_cast<float>(op.scale), static_cast<float>(op.softcap)},
-      .packs = op.head_size % pack_width == 0 && in_packs(operands),
-      .tiles =
-          KeyTiles<several_runs>::of(op.mask, op.sequence_length, op.mask.pattern.column_sets - 1, nullptr).pass(pass),
-      .column_sets = static_cast<int>(op.mask.pattern.column_sets),
-      .document_starts = op.mask.document_starts,
-      .wanted = wanted};
+KeyTiles<several_runs> tiles_of(const Op& op, const AttentionPart* part, int pass) {
+  if (part != nullptr) return KeyTiles<several_runs>::of_part(op.mask, op.sequence_length, *part, nullptr).pass(pass);
+  return KeyTiles<several_runs>::of(op.mask, op.sequence_length, op.mask.pattern.column_sets - 1, nullptr).pass(pass);
+}
+
+// Returns the sizes of either op. `operands`: all its matrices of heads.
+template <bool several_runs, typename Op>
+Sizes<several_runs> sizes_of(const Op& op, const KeyTiles<several_runs>& tiles, std::initializer_list<Matrix> operands,
+                             const int32_t* wanted) {
+  return {.batch = op.batch,
+          .tokens = op.sequence_length,
+          .heads = op.num_heads,
+          .kv_heads = op.num_kv_heads,
+          .head_size = static_cast<int>(op.head_size),
+          .scale = {static_cast<float>(op.scale), static_cast<float>(op.softcap)},
+          .packs = op.head_size % pack_width == 0 && in_packs(operands),
+          .tiles = tiles,
+          .column_sets = static_cast<int>(op.mask.pattern.column_sets),
+          .document_starts = op.mask.document_starts,
+          .wanted = wanted};
 }
 
 // Calls body(engine, number of 64-feature chunks as a constant). Tensor cores serve head sizes whose backward sums fit

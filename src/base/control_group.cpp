@@ -26,7 +26,10 @@ void limit_cores(GroupLimits& limits, int64_t quota, int64_t period) {
 }
 
 void read_memory(const fs::path& file, GroupLimits& limits) {
-  limits.memory_bytes = std::min(limits.memory_bytes, read_number(file, limits.memory_bytes));
+  const int64_t bytes = read_number(file, limits.memory_bytes);
+  if (bytes >= limits.memory_bytes) return;
+  limits.memory_bytes = bytes;
+  limits.memory_group = file.parent_path().string();
 }
 
 // Reads the limits in one group's folder. `controllers`: a list as "cpu,cpuacct"; empty: version 2, with all of them.
@@ -62,6 +65,8 @@ GroupLimits group_limits(const fs::path& groups, const fs::path& root) {
   }
   return limits;
 }
+
+int64_t physical_memory_bytes() { return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE); }
 
 int usable_cores() {
   cpu_set_t set;

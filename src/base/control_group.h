@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <limits>
+#include <string>
 
 namespace gptrain::inline base {
 
@@ -11,6 +12,7 @@ namespace gptrain::inline base {
 // number of its type.
 struct GroupLimits {
   int64_t memory_bytes = std::numeric_limits<int64_t>::max();
+  std::string memory_group;                     // folder of the group that sets memory_bytes; empty: none does
   int cores = std::numeric_limits<int>::max();  // quota of processor time over its period, rounded up
 };
 
@@ -18,6 +20,9 @@ struct GroupLimits {
 // a container a group's own folder may be invisible; the root folder's files then hold its limits.
 GroupLimits group_limits(const std::filesystem::path& groups = "/proc/self/cgroup",
                          const std::filesystem::path& root = "/sys/fs/cgroup");
+
+// Returns the size of this machine's memory.
+int64_t physical_memory_bytes();
 
 // Returns the number of cores that this process may run on (sched_getaffinity), but at most GroupLimits::cores; at
 // least 1.

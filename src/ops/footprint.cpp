@@ -101,18 +101,25 @@ void add_cost(const LinearBackwardWeight& op, const Target&, Footprint& footprin
   footprint.products = product_shape(op.dy.dtype, op.dw.rows, op.dw.cols, op.dy.rows);
 }
 
+// RETURNS why a target's library does not compute an op: no library computes parts, as if they had such a pattern.
+template <typename Op>
+OwnAttention own_kernels(const Op& op, const AttentionPart* part, const Target& target) {
+  if (on_cpu(target)) return OwnAttention::no;
+  return part != nullptr ? OwnAttention::pattern : own_attention(op, target.compute_capability);
+}
+
 void add_forward_cost(const AttentionForward& op, const AttentionPart* part, const Target& target,
                       Footprint& footprint) {
   count_attention(op, part, 2, 2, footprint);  // q k^T, p v
   footprint.products.kind = ProductShape::Kind::attention_forward;
-  if (!on_cpu(target)) footprint.products.own = own_attention(op, target.compute_capability);
+  footprint.products.own = own_kernels(op, part, target);
 }
 
 // dv, dp, dq, dk; executed: q k^T once more. gptrain's own GPU kernel uses no atomics, so it computes the scores and dp
 // twice: for dk and dv, and for dq.
 void add_backward_cost(const AttentionBackward& op, const AttentionPart* part, const Target& target,
                        Footprint& footprint) {
-  const OwnAttention own = on_cpu(target) ? OwnAttention::no : own_attention(op, target.compute_capability);
+  const OwnAttention own = own_kernels(op, part, target);
   count_attention(op, part, 4, own == OwnAttention::no ? library_backward_products : own_backward_products, footprint);
   footprint.products.kind = ProductShape::Kind::attention_backward;
   footprint.products.own = own;

@@ -134,7 +134,9 @@ inline int64_t gpu_scratch_bytes(const AttentionBackward& op) {
   return fused_attention_table_bytes(op) + std::max(sums * dtype_bytes(DType::f32), fused_attention_scratch_bytes(op));
 }
 
-inline int64_t gpu_scratch_bytes(const AttentionPartForward& op) { return gpu_scratch_bytes(op.of); }
-inline int64_t gpu_scratch_bytes(const AttentionPartBackward& op) { return gpu_scratch_bytes(op.of); }
+// Parts run on the own kernels.
+inline int64_t gpu_scratch_bytes(const AttentionPartBackward& op) {
+  return op.of.sequence_length * op.of.num_heads * dtype_bytes(DType::f32);
+}
 
 }  // namespace gptrain::ops

@@ -1,7 +1,6 @@
 #include "ops/target.h"
 
 #include <algorithm>
-#include <unistd.h>
 
 #include "base/control_group.h"
 
@@ -13,8 +12,7 @@ Target this_machine(int num_threads) {
   Target target;
   target.name = "this-machine";
   target.kind = Target::Kind::cpu;
-  const int64_t physical_bytes = static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
-  target.memory_bytes = planned_part_of_host(std::min(physical_bytes, group_limits().memory_bytes));
+  target.memory_bytes = planned_part_of_host(std::min(physical_memory_bytes(), group_limits().memory_bytes));
   target.num_threads = num_threads > 0 ? num_threads : usable_cores();
   return target;
 }

@@ -54,7 +54,8 @@ std::string setting_of(OwnAttention own, const RunConfig& config, const Target& 
     case OwnAttention::largest_scores:
       return fmt::format("optimizer.qk_clip = {:g}", config.optimizer.qk_clip);
     case OwnAttention::pattern:
-      return "model.attention_pattern";
+      return config.parallel.context_method == ContextMethod::ring ? "parallel.context_method = ring"
+                                                                   : "model.attention_pattern";
     case OwnAttention::documents:
       return "data.mask_documents without data.max_documents";
     case OwnAttention::head_size:

@@ -84,13 +84,14 @@ Plot speed_plot(const Study& study) {
   return plot;
 }
 
-constexpr double cell_width = 96, cell_height = 34, map_left = 150, map_top = 106;
+constexpr double cell_width = 96, cell_height = 52, map_left = 150, map_top = 106;
 
 std::string text_at(double x, double y, std::string_view anchor, const std::string& text) {
   return fmt::format("<text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, escape_html(text));
 }
 
-// Returns the map's cell: the stronger its color, the more memory; a dashed frame if it is more than a device has.
+// Returns the map's cell, with peak memory above the step's time: the stronger its color, the more memory; a dashed
+// frame if it is more than a device has.
 std::string cell_of(const Study& study, const StudyPoint& point, double x, double y, double most) {
   const double middle = x + cell_width / 2, line = y + cell_height / 2 + 4;
   if (!point.result) return text_at(middle, line, "middle", "-");
@@ -100,7 +101,8 @@ std::string cell_of(const Study& study, const StudyPoint& point, double x, doubl
              "fill-opacity=\"{:.2f}\"/>\n",
              fits ? "fits" : "large", x + 2, y + 2, cell_width - 4, cell_height - 4,
              0.6 * static_cast<double>(point.result->peak_bytes) / most) +
-         text_at(middle, line, "middle", bytes_text(point.result->peak_bytes));
+         text_at(middle, line - 9, "middle", bytes_text(point.result->peak_bytes)) +
+         text_at(middle, line + 9, "middle", seconds_text(point.result->step_seconds));
 }
 
 std::string memory_map(const Study& study) {
@@ -130,7 +132,7 @@ std::string memory_map(const Study& study) {
              ".large {{ fill: none; stroke: var(--color-1); stroke-dasharray: 5 4; stroke-width: 1.5; }}\n</style>\n"
              "<rect class=\"card\" x=\"0.5\" y=\"0.5\" width=\"{4:.0f}\" height=\"{5:.0f}\" rx=\"10\"/>\n",
              width, height, escape_html(study.title), color_css(), width - 1, height - 1) +
-         text_at(20, 26, "start", "Peak memory, " + study.title) +
+         text_at(20, 26, "start", "Peak memory and step, " + study.title) +
          text_at(20, 46, "start", fmt::format("dashed: more than the {} of a device", bytes_text(study.device_bytes))) +
          text_at(map_left, 74, "start", study.axes[1]) + text_at(map_left - 12, map_top - 10, "end", study.axes[0]) +
          body + "</svg>\n";

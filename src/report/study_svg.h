@@ -8,7 +8,7 @@
 namespace gptrain::inline report {
 
 // Returns a picture of a sweep, of scaling or of links: lines of speed over the last axis, or for pairs of values a map
-// of their peak memory. THROWS Error(usage) if a line would have values that are no numbers.
+// of their peak memory and step. THROWS Error(usage) if a line would have values that are no numbers.
 std::string study_svg(const Study& study);
 
 }  // namespace gptrain::report

@@ -41,13 +41,22 @@ void require_kernels(const RunConfig& config, const Target& target) {
   const auto refuse = [](std::string_view why) {
     throw Error(ExitCode::machine, "{}; set run.device = \"cpu\", or plan for a GPU by --dry-run --target NAME", why);
   };
-  if (config.parallel.context_method == ContextMethod::ring)
-    refuse(
-        "parallel.context_method = \"ring\": the CUDA backend has no kernels for parts of attention yet; set "
-        "\"heads\" if the heads divide over the ranks of parallel.context");
   if (config.model.moe.is_on()) refuse("model.moe: the CUDA backend has no kernels for experts yet");
   if (config.comm.compression.is_on())
     refuse("comm.compression: sums of compressed gradients were not tested on the CUDA backend yet");
+}
+
+// Returns the control group whose limit is this process's memory; empty: the machine's memory is.
+std::string memory_group() {
+  const GroupLimits limits = group_limits();
+  return limits.memory_bytes < physical_memory_bytes() ? limits.memory_group : "";
+}
+
+// Returns the number of ranks on this rank's machine.
+int ranks_of_host(const World& world) {
+  int count = 0;
+  for (int rank = 0; rank < world.size(); ++rank) count += world.host(rank) == world.host(world.rank()) ? 1 : 0;
+  return count;
 }
 
 std::unique_ptr<Backend> make_backend(const RunSettings& run, DType compute, const World& world, int num_threads) {
@@ -130,18 +139,25 @@ void require_same_models(bool mixed_machines, Communicator* all, const World& wo
 
 RankDevice open_device(const RunConfig& config, Communicator* all, const World& world, int num_threads) {
   RankDevice device;
-  // A launcher may show a different device as number 0 to every rank, so devices are compared by their identity.
+  // A launcher may show a different device as number 0 to every rank, so devices are compared by their identity, and
+  // the memory of CPUs by the control group that limits it.
   const std::vector<std::string> identities = agree(all, world, [&] {
     device.backend = make_backend(config.run, config.precision.compute, world, num_threads);
-    require_kernels(config, device.backend->target());
-    require_target(config, device.backend->target(), ExitCode::machine);
-    return world.host(world.rank()) + " " + device.backend->target().identity;
+    const Target& target = device.backend->target();
+    require_kernels(config, target);
+    require_target(config, target, ExitCode::machine);
+    return world.host(world.rank()) + " " + (target.kind == Target::Kind::cpu ? memory_group() : target.identity);
   });
   const Target& target = device.backend->target();
   require_same_models(config.comm.mixed_machines, all, world, target.kind == Target::Kind::cpu ? "a CPU" : target.name);
   device.sharing =
       static_cast<int>(std::count(identities.begin(), identities.end(), identities[static_cast<size_t>(world.rank())]));
   device.exclusive = std::set<std::string>(identities.begin(), identities.end()).size() == identities.size();
+  device.memory_bytes = target.memory_bytes;
+  // Control groups of one machine may together allow more than it has.
+  if (target.kind == Target::Kind::cpu)
+    device.memory_bytes = std::min(
+        device.memory_bytes, planned_part_of_host(physical_memory_bytes()) / ranks_of_host(world) * device.sharing);
   return device;
 }
 

@@ -27,8 +27,9 @@ Target planned_device(const RunConfig& config, int64_t world_size, int64_t ranks
 
 struct RankDevice {
   std::unique_ptr<Backend> backend;
-  int sharing = 1;         // number of ranks that share the device's memory, this one included
-  bool exclusive = false;  // no two ranks of the world share a device
+  int sharing = 1;           // number of ranks that share the device's memory, this one included
+  int64_t memory_bytes = 0;  // memory that these ranks share: of the device, or of their control group
+  bool exclusive = false;    // no two ranks of the world share a device
 };
 
 // THROWS Error(device) on all ranks if they compute on different device models, which round differently, unless

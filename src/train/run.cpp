@@ -132,6 +132,7 @@ ExitCode run_rank(RunConfig config, const TrainOptions& options, const StopSigna
   share.of_processes = world.of_processes();
   share.num_threads = threads;
   share.sharing = device.sharing;
+  share.memory_bytes = device.memory_bytes;
   const std::optional<int64_t> activation_bytes = agreed_activation_bytes(config, all, world, share);
   agree_on(all, world, [&] {
     const int32_t stage = stage_of(config, world, world.rank());

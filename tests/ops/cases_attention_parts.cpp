@@ -32,10 +32,6 @@ std::vector<Run> runs(const std::vector<int64_t>& ends) {
   return result;
 }
 
-void require_cpu(Trial& trial) {
-  if (trial.backend().target().kind != Target::Kind::cpu) throw NotOnThisBackend{"parts of attention"};
-}
-
 // Operands of a sequence.
 struct Inputs {
   Inputs(Trial& trial, const AttentionShape& shape, DType dtype)
@@ -70,7 +66,6 @@ double bound_of(DType dtype, const std::vector<double>& values, double in_f32 = 
 }
 
 void forward_case(Trial& trial, const Cut& cut, DType dtype) {
-  require_cpu(trial);
   const AttentionShape& shape = cut.shape;
   const Inputs in(trial, shape, dtype);
   Operand& o = trial.output(DType::f32, shape.tokens, shape.q_cols());
@@ -105,7 +100,6 @@ void forward_case(Trial& trial, const Cut& cut, DType dtype) {
 }
 
 void backward_case(Trial& trial, const Cut& cut, DType dtype) {
-  require_cpu(trial);
   const AttentionShape& shape = cut.shape;
   const Inputs in(trial, shape, dtype);
   const Operand& o = trial.input(dtype, shape.tokens, shape.q_cols(), in.reference.o);
@@ -161,14 +155,12 @@ void add_benches(Suite& suite, const AttentionShape& shape, DType dtype) {
     return op;
   };
   suite.add_bench<AttentionPartForward>(text, [=](Trial& trial) {
-    require_cpu(trial);
     auto op = part.template operator()<AttentionPartForward>(trial);
     op.of.o = trial.output(DType::f32, half, shape.q_cols()).matrix();
     op.of.lse = trial.output(DType::f32, shape.heads, half).matrix();
     trial.time(op);
   });
   suite.add_bench<AttentionPartBackward>(text, [=](Trial& trial) {
-    require_cpu(trial);
     auto op = part.template operator()<AttentionPartBackward>(trial);
     op.of.o = trial.input(dtype, half, shape.q_cols()).matrix();
     op.of.lse = trial.input(DType::f32, shape.heads, half).matrix();
@@ -179,7 +171,6 @@ void add_benches(Suite& suite, const AttentionShape& shape, DType dtype) {
     trial.time(op);
   });
   suite.add_bench<MergeAttention>(text, [=](Trial& trial) {
-    require_cpu(trial);
     trial.time(MergeAttention{.part_o = trial.input(DType::f32, half, shape.q_cols()).matrix(),
                               .part_lse = trial.input(DType::f32, shape.heads, half).matrix(),
                               .o = trial.in_out(DType::f32, half, shape.q_cols()).matrix(),
@@ -219,7 +210,6 @@ void add_cases(Suite& suite) {
   for (const DType dtype : {DType::f32, DType::bf16})
     add_benches(suite, {.batch = 1, .tokens = 2048, .heads = 12, .kv_heads = 12, .head_size = 64}, dtype);
   suite.add<MergeAttention>("parts that see nothing", [](Trial& trial) {
-    require_cpu(trial);
     constexpr double infinity = std::numeric_limits<double>::infinity();
     Operand& o = trial.in_out(DType::f32, 3, 10);
     Operand& lse = trial.in_out(DType::f32, 2, 3);

@@ -78,6 +78,8 @@ const std::vector<Layout> layouts = {
     {2, 2, {"parallel.zero=3"}},
     {1, 2, {"parallel.context=2", "parallel.zero=1"}},
     {1, 4, {"parallel.context=2", "parallel.zero=3", "memory.recompute=selective"}},
+    {1, 2, {"parallel.context=2", "parallel.context_method=ring"}},
+    {1, 4, {"parallel.context=2", "parallel.context_method=ring", "parallel.zero=3", "memory.recompute=block"}},
 };
 
 bool same_bits(const Outcome& a, const Outcome& b) {

@@ -18,7 +18,7 @@ from gpu_runs import Case, Deadline, Rows, RunFailed, run_gptrain, write_config
 RANKS_CASE = Case({"num_layers": 4, "hidden_size": 256, "num_heads": 4, "vocab_size": 1000, "sequence_length": 256},
                   2048, micro_tokens=(1024,))
 RANKS_MESHES = {"data": {"zero": 1}, "data, ZeRO 3": {"zero": 3}, "tensor": {"tensor": 2}, "context": {"context": 2},
-                "pipeline": {"pipeline": 2}}
+                "context, ring": {"context": 2, "context_method": "ring"}, "pipeline": {"pipeline": 2}}
 RANKS_STEPS = 5
 RANKS_TOLERANCE = 1e-4  # for f32 losses after several updates
 LONGEST_RUN_SECONDS = 60

@@ -25,12 +25,14 @@ TEST_CASE("version 2 of control groups: the tightest limits of a group and of th
   write(groups, "0::/job/step\n");
   CHECK(group_limits(groups, root).cores == std::numeric_limits<int>::max());
   CHECK(group_limits(groups, root).memory_bytes == std::numeric_limits<int64_t>::max());
+  CHECK(group_limits(groups, root).memory_group.empty());
   write(root / "job/step/cpu.max", "max 100000\n");
   write(root / "job/step/memory.max", "max\n");
   write(root / "job/cpu.max", "250000 100000\n");
   write(root / "job/memory.max", "4294967296\n");
   CHECK(group_limits(groups, root).cores == 3);
   CHECK(group_limits(groups, root).memory_bytes == int64_t{1} << 32);
+  CHECK(group_limits(groups, root).memory_group == root / "job");
   // Within a container the root folder's files are the group's.
   write(root / "cpu.max", "50000 100000\n");
   write(root / "memory.max", "1000\n");
@@ -52,4 +54,5 @@ TEST_CASE("version 1 of control groups: a hierarchy for each list of controllers
   write(root / "cpu,cpuacct/job/cpu.cfs_period_us", "100000\n");
   CHECK(group_limits(groups, root).cores == 4);
   CHECK(group_limits(groups, root).memory_bytes == 2000);
+  CHECK(group_limits(groups, root).memory_group == root / "memory/job");
 }
