@@ -1,14 +1,15 @@
 #include "base/attention_pattern.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <fmt/format.h>
+
+#include "base/enum_array.h"
 
 namespace gptrain::inline base {
 namespace {
 
-constexpr std::array<std::string_view, 5> names = {"dense", "band", "strided", "columns", "fixed"};
+constexpr EnumArray<AttentionKind, std::string_view, 5> names = {"dense", "band", "strided", "columns", "fixed"};
 
 // RETURNS the sum of 1 to n.
 int64_t triangle(int64_t n) { return n * (n + 1) / 2; }
@@ -64,7 +65,7 @@ int64_t take_size(std::string_view& text) {
   int64_t size = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), size);
   if (error != std::errc{} || text.starts_with('-') || text.starts_with('0')) return 0;
-  text.remove_prefix(static_cast<size_t>(end - text.data()));
+  text.remove_prefix(end - text.data());
   return size;
 }
 
@@ -107,7 +108,7 @@ std::optional<AttentionPattern> parse_attention_pattern(std::string_view word) {
 }
 
 std::string attention_pattern_word(const AttentionPattern& pattern) {
-  std::string word(names[static_cast<size_t>(pattern.kind)]);
+  std::string word(names[pattern.kind]);
   if (pattern.kind != AttentionKind::dense) word += fmt::format(":{}", pattern.width);
   if (pattern.kind == AttentionKind::fixed) word += fmt::format(",{}", pattern.columns);
   if (pattern.column_sets > 1) word += fmt::format("/{}", pattern.column_sets);

@@ -75,6 +75,11 @@ constexpr AttentionPattern window_pattern(int64_t window) {
 constexpr std::string_view attention_pattern_words =
     "dense, band:W, strided:L, columns:L, fixed:L,C or fixed:L,C/V, each with or without +global:G";
 
+// Matches the words of patterns. Does not check that C * V is at most L in fixed:L,C/V.
+constexpr const char* attention_pattern_regex =
+    "^(dense|(band|strided|columns):[1-9][0-9]*|fixed:[1-9][0-9]*,[1-9][0-9]*(/[1-9][0-9]*)?)"
+    "(\\+global:[1-9][0-9]*)?$";
+
 // RETURNS the pattern of a word, or nothing if it is none: sizes are 1 to 2^24, and C * V at most L.
 std::optional<AttentionPattern> parse_attention_pattern(std::string_view word);
 

@@ -27,7 +27,7 @@ int64_t EventLog::add(Event event) {
 void EventLog::set_times(int64_t number, double start_seconds, double end_seconds) {
   const std::lock_guard lock(mutex_);
   if (number < taken_ || number >= end()) return;
-  Event& event = events_[static_cast<size_t>(number - taken_)];
+  Event& event = events_[number - taken_];
   event.start_seconds = start_seconds;
   event.end_seconds = end_seconds;
 }
@@ -36,7 +36,7 @@ std::vector<Event> EventLog::take(int64_t end) {
   const std::lock_guard lock(mutex_);
   std::vector<Event> events;
   const int64_t first = taken_;
-  events.reserve(static_cast<size_t>(end - first));
+  events.reserve(end - first);
   for (; taken_ < end; ++taken_) {
     Event& event = events.emplace_back(std::move(events_.front()));
     event.awaits = event.awaits < first ? -1 : event.awaits - first;

@@ -32,7 +32,7 @@ void write_to(std::FILE* stream, std::string_view text) {
   while (!text.empty()) {
     const ssize_t written = ::write(descriptor, text.data(), text.size());
     if (written >= 0) {
-      text.remove_prefix(static_cast<size_t>(written));
+      text.remove_prefix(written);
     } else if (errno == EINTR || (errno == EAGAIN && wait_until_writable(descriptor))) {
       continue;
     } else {

@@ -85,7 +85,7 @@ void OutputFile::write(std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t written = call_with_tries([&] { return ::write(descriptor_, bytes.data(), bytes.size()); });
     if (written < 0) fail(code_, "write", shown_, errno);
-    bytes.remove_prefix(static_cast<size_t>(written));
+    bytes.remove_prefix(written);
     end_ += written;
   }
 }

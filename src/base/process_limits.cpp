@@ -53,15 +53,14 @@ void require_address_space(int64_t bytes) {
     if (getrlimit(kind, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) continue;
     // Memory that cannot be written to counts as address space only.
     const int access = kind == RLIMIT_AS ? PROT_NONE : PROT_READ | PROT_WRITE;
-    void* const data =
-        mmap(nullptr, static_cast<size_t>(bytes), access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void* const data = mmap(nullptr, bytes, access, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (data == MAP_FAILED) {
       throw Error(ExitCode::machine,
                   "the process needs another {} of {} for arrays, threads and libraries, but its limit is {} in all: "
                   "raise the limit",
                   format_bytes(static_cast<double>(bytes)), name, format_bytes(static_cast<double>(limit.rlim_cur)));
     }
-    munmap(data, static_cast<size_t>(bytes));
+    munmap(data, bytes);
   }
 }
 

@@ -65,7 +65,7 @@ std::string format_progress_bar(const std::string& label, int64_t done, int64_t 
     return fmt::format("{} {}{} in {}", label, amount, format_rates(" ", done, unit, elapsed_seconds, made),
                        format_duration(elapsed_seconds));
   }
-  std::string bar(static_cast<size_t>(share_of(bar_width, done, total)), '=');
+  std::string bar(share_of(bar_width, done, total), '=');
   if (done < total) bar += '>';
   return fmt::format("{} [{:<{}}] {:3}% {}/{}{} eta {}", label, bar, bar_width, share_of(100, done, total), amount,
                      format_amount(static_cast<double>(total), unit),

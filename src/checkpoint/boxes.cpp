@@ -156,7 +156,7 @@ void BoxCopy::feed(int64_t first, const void* elements, int64_t count) {
     if (memory_ != nullptr) {
       memory_->write(to, from, n * element);
     } else {
-      std::memcpy(to, from, static_cast<size_t>(n * element));
+      std::memcpy(to, from, n * element);
     }
     copied_ += n;
     if (copied_ == run_) next_run();

@@ -73,7 +73,7 @@ std::optional<TokenizerRecord> with_text(const Manifest& manifest, const fs::pat
   const InputFile file(checkpoint / tokenizer_name);
   if (file.bytes() > max_tensor_header_bytes)
     throw Error(ExitCode::checkpoint, "{} cannot be used: it is larger than any tokenizer", file.path().string());
-  record->text.resize(static_cast<size_t>(file.bytes()));
+  record->text.resize(file.bytes());
   file.read(0, record->text.data(), file.bytes());
   if (sha256_hex(record->text) != record->sha256)
     throw Error(ExitCode::checkpoint, "{} is damaged: it does not have the manifest's hash", file.path().string());
@@ -215,7 +215,7 @@ std::vector<float> load_tensor(const Contents& contents, const std::string& name
                 contents.checkpoint.string(), name);
   }
   const std::vector<int64_t>& shape = tensor->second.global_shape;
-  std::vector<float> values(static_cast<size_t>(*num_elements(shape)));
+  std::vector<float> values(*num_elements(shape));
   load_slices(contents, {{name, shape, std::vector<int64_t>(shape.size(), 0), shape, values.data()}}, not_finite);
   return values;
 }

@@ -143,7 +143,7 @@ void SyncedFile::write(const void* data, int64_t bytes) {
   const auto* at = static_cast<const std::byte*>(data);
   while (direct_ && bytes > 0) {
     const int64_t n = std::min(bytes, direct_buffer_bytes - num_buffered_);
-    std::memcpy(direct_.get() + num_buffered_, at, static_cast<size_t>(n));
+    std::memcpy(direct_.get() + num_buffered_, at, n);
     num_buffered_ += n;
     at += n;
     bytes -= n;
@@ -200,7 +200,7 @@ InputFile::~InputFile() {
 void InputFile::read(int64_t offset, void* data, int64_t bytes) const {
   auto* at = static_cast<std::byte*>(data);
   while (bytes > 0) {
-    const ssize_t n = call_with_tries([&] { return ::pread(descriptor_, at, static_cast<size_t>(bytes), offset); });
+    const ssize_t n = call_with_tries([&] { return ::pread(descriptor_, at, bytes, offset); });
     if (n < 0) fail("read", path_, errno);
     if (n == 0) {
       throw Error(ExitCode::checkpoint, "{} ends at byte {}, {} bytes too early", path_.string(), offset, bytes);

@@ -280,7 +280,7 @@ void add_gemma_keys(const ModelConfig& model, const HfClass& hf, Json& config) {
   for (int64_t period = 1; period <= model.num_layers + 1 && hf.architecture == HfArchitecture::gemma3; ++period) {
     bool fits = true;
     for (int64_t layer = 0; layer < model.num_layers; ++layer)
-      fits = fits && windows.of_layers[static_cast<size_t>(layer)] == ((layer + 1) % period != 0);
+      fits = fits && windows.of_layers[layer] == ((layer + 1) % period != 0);
     if (fits) config["sliding_window_pattern"] = period;
   }
   config["query_pre_attn_scalar"] = gemma_score_scalar(model);

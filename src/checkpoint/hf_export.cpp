@@ -23,7 +23,7 @@ namespace {
 template <typename Round>
 void write_rounded(SafetensorsWriter& writer, const float* values, int64_t count, const Round& round) {
   using Value = decltype(round(0.0F));
-  std::vector<Value> rounded(static_cast<size_t>(count));
+  std::vector<Value> rounded(count);
   std::transform(values, values + count, rounded.begin(), round);
   writer.write(rounded.data(), count * static_cast<int64_t>(sizeof(Value)));
 }

@@ -35,7 +35,7 @@ template <typename... Args>
 std::map<std::string, std::string> read_index(const fs::path& path) {
   const InputFile file(path);
   if (file.bytes() > max_tensor_header_bytes) refuse_file(path, "{} bytes are too many for an index", file.bytes());
-  std::string text(static_cast<size_t>(file.bytes()), '\0');
+  std::string text(file.bytes(), '\0');
   file.read(0, text.data(), file.bytes());
   nlohmann::json index;
   // The parser keeps the last of equal keys; an index that says two things about one tensor is refused.
@@ -132,7 +132,7 @@ std::vector<float> HfFiles::read(const std::string& name) const {
                 printable(name), dtype_name(dtype));
   }
   std::vector<float> values;
-  values.reserve(static_cast<size_t>(location.entry.bytes / dtype_bytes(dtype)));
+  values.reserve(location.entry.bytes / dtype_bytes(dtype));
   const auto append = [&]<typename Value>(const Value* from, int64_t bytes) {
     for (const Value* at = from; at < from + bytes / static_cast<int64_t>(sizeof(Value)); ++at) {
       values.push_back(to_float(*at));

@@ -109,7 +109,7 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& model, const HfClass& hf) {
   const auto in_block = block_names(model, hf);
   std::vector<HfTensor> tensors;
   for (const TensorSpec& tensor : spec.tensors) {
-    const Unit& unit = spec.units[static_cast<size_t>(tensor.unit)];
+    const Unit& unit = spec.units[tensor.unit];
     if (unit.kind != UnitKind::block) {
       add_tensor(tensors, tensor, {{outer.at(tensor.name), 0}}, false);
       continue;
@@ -131,12 +131,12 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& model, const HfClass& hf) {
 // Works in square tiles that stay in the cache.
 std::vector<float> transpose(const float* from, int64_t rows, int64_t columns) {
   constexpr int64_t tile = 32;
-  std::vector<float> to(static_cast<size_t>(rows * columns));
+  std::vector<float> to(rows * columns);
   for (int64_t row = 0; row < rows; row += tile) {
     for (int64_t column = 0; column < columns; column += tile) {
       for (int64_t r = row; r < std::min(row + tile, rows); ++r) {
         for (int64_t c = column; c < std::min(column + tile, columns); ++c) {
-          to[static_cast<size_t>(c * rows + r)] = from[r * columns + c];
+          to[c * rows + r] = from[r * columns + c];
         }
       }
     }

@@ -338,7 +338,7 @@ class HfConfigReader {
     if (!kinds.is_null() && result_.hf.has_layer_types())
       return read_layer_kinds("layer_types", kinds, kinds, {"full_attention", "sliding_attention"}, window);
     if (!kinds.is_null()) refuse("layer_types", kinds, fmt::format("{} has none", result_.hf.name));
-    std::vector<bool> layers(static_cast<size_t>(std::min(count("num_hidden_layers", 0), most_layers)));
+    std::vector<bool> layers(std::min(count("num_hidden_layers", 0), most_layers));
     for (size_t layer = 0; layer < layers.size(); ++layer)
       layers[layer] = window > 0 && static_cast<int64_t>(layer) >= first;
     set_windows(std::move(layers), window);
@@ -487,7 +487,7 @@ HfDescription read_hf_config(const std::filesystem::path& path) {
     throw Error(ExitCode::checkpoint, "{}: is larger than a config may be, which is {} bytes", path.string(),
                 max_config_bytes);
   }
-  std::string text(static_cast<size_t>(file.bytes()), '\0');
+  std::string text(file.bytes(), '\0');
   file.read(0, text.data(), file.bytes());
   try {
     return read(text);

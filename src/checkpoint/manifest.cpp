@@ -340,7 +340,7 @@ StoredManifest load_manifest(const std::filesystem::path& checkpoint) {
     throw Error(ExitCode::checkpoint, "{} cannot be used: {} bytes are too many for a manifest", file.path().string(),
                 file.bytes());
   }
-  std::string text(static_cast<size_t>(file.bytes()), '\0');
+  std::string text(file.bytes(), '\0');
   file.read(0, text.data(), file.bytes());
   try {
     return parse_manifest(text);

@@ -160,7 +160,7 @@ std::string read_header(const InputFile& file) {
   if (header_bytes > file.bytes() - length_bytes) {
     fault("its header of {} bytes goes beyond the end of the file, which has {} bytes", header_bytes, file.bytes());
   }
-  std::string bytes(static_cast<size_t>(length_bytes + header_bytes), '\0');
+  std::string bytes(length_bytes + header_bytes, '\0');
   std::memcpy(bytes.data(), &length, length_bytes);
   file.read(length_bytes, bytes.data() + length_bytes, header_bytes);
   return bytes;
@@ -220,7 +220,7 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
     throw Error(e.code(), "cannot write {}: {}", path.string(), e.what());
   }
   const auto unpadded = static_cast<int64_t>(text.size());
-  text.append(static_cast<size_t>((header_alignment - unpadded % header_alignment) % header_alignment), ' ');
+  text.append((header_alignment - unpadded % header_alignment) % header_alignment, ' ');
   const uint64_t length = text.size();
   if (length > uint64_t{max_tensor_header_bytes}) {
     throw Error(ExitCode::checkpoint, "cannot write {}: a header of {} bytes is beyond the limit of safetensors",
@@ -237,7 +237,7 @@ uint32_t SafetensorsWriter::write(const void* data, int64_t bytes, uint32_t crc)
   const auto* at = static_cast<const std::byte*>(data);
   while (bytes > 0) {
     const int64_t n = std::min(bytes, write_bytes);
-    crc = crc32c(at, static_cast<size_t>(n), crc);
+    crc = crc32c(at, n, crc);
     file_.write(at, n);
     at += n;
     bytes -= n;
@@ -268,12 +268,12 @@ SafetensorsHeader read_safetensors_header(const InputFile& file) {
 }
 
 uint32_t stream_tensor(const InputFile& file, const SafetensorsEntry& entry, const SafetensorsPiece& piece) {
-  std::vector<std::byte> buffer(static_cast<size_t>(std::min(entry.bytes, read_bytes)));
+  std::vector<std::byte> buffer(std::min(entry.bytes, read_bytes));
   uint32_t crc = 0;
   for (int64_t at = 0; at < entry.bytes; at += read_bytes) {
     const int64_t n = std::min(read_bytes, entry.bytes - at);
     file.read(entry.offset + at, buffer.data(), n);
-    crc = crc32c(buffer.data(), static_cast<size_t>(n), crc);
+    crc = crc32c(buffer.data(), n, crc);
     piece(buffer.data(), at, n);
   }
   return crc;

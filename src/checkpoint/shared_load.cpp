@@ -70,7 +70,7 @@ class SharedLoader {
         group_(group),
         boxes_(boxes_in_order(contents)),
         needs_(boxes_.size(), group),
-        streams_(static_cast<size_t>(group.size())) {
+        streams_(group.size()) {
     std::unordered_map<const StoredSlice*, size_t> number;
     for (size_t box = 0; box < boxes_.size(); ++box) number[boxes_[box]] = box;
     for (SliceTransfer& transfer : transfers) {
@@ -91,7 +91,7 @@ class SharedLoader {
     guarded([&] { run_transfers(contents_, std::move(own)); });
     const int64_t share = most_received_bytes / group_.size() / 8 * 8;
     piece_bytes_ = std::clamp(share, least_piece_bytes, most_piece_bytes);
-    read_.resize(static_cast<size_t>(piece_bytes_));
+    read_.resize(piece_bytes_);
     received_.resize(static_cast<size_t>(piece_bytes_) * streams_.size());
     while (!std::all_of(streams_.begin(), streams_.end(), [](const Stream& stream) { return stream.is_over(); }))
       run_round();
@@ -120,18 +120,17 @@ class SharedLoader {
       for (int rank = 0; rank < ranks; ++rank)
         if (needs_.has(rank, box)) needing.push_back(rank);
       if (needing.size() == 1) {
-        bytes[static_cast<size_t>(needing[0])] += boxes_[box]->entry.bytes;
+        bytes[needing[0]] += boxes_[box]->entry.bytes;
         if (needing[0] == group_.rank()) alone_.push_back(box);
       } else if (needing.size() > 1) {
         shared.emplace_back(box, std::move(needing));
       }
     }
     for (const auto& [box, needing] : shared) {
-      const int reader = *std::min_element(needing.begin(), needing.end(), [&](int a, int b) {
-        return bytes[static_cast<size_t>(a)] < bytes[static_cast<size_t>(b)];
-      });
-      bytes[static_cast<size_t>(reader)] += boxes_[box]->entry.bytes;
-      streams_[static_cast<size_t>(reader)].boxes.push_back(box);
+      const int reader =
+          *std::min_element(needing.begin(), needing.end(), [&](int a, int b) { return bytes[a] < bytes[b]; });
+      bytes[reader] += boxes_[box]->entry.bytes;
+      streams_[reader].boxes.push_back(box);
     }
   }
 
@@ -183,7 +182,7 @@ class SharedLoader {
     }
     if (piece.offset == 0) crc_ = 0;
     file_->read(stored.entry.offset + piece.offset, read_.data(), piece.bytes);
-    crc_ = crc32c(read_.data(), static_cast<size_t>(piece.bytes), crc_);
+    crc_ = crc32c(read_.data(), piece.bytes, crc_);
     result_.read_bytes += piece.bytes;
     if (piece.offset + piece.bytes == stored.entry.bytes) check_box(*file_, stored, crc_);
   }

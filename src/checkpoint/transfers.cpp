@@ -93,14 +93,14 @@ void SliceTransfer::feed(const std::byte* data, int64_t offset, int64_t bytes) {
   const bool are_all_same = std::all_of(copies.begin(), copies.end(), is_same);
   if (!are_all_same && dtype == DType::bf16) {
     const auto* const from = reinterpret_cast<const bf16*>(data);
-    wide.resize(static_cast<size_t>(count));
+    wide.resize(count);
     std::transform(from, from + count, wide.begin(), [](bf16 value) { return to_float(value); });
   } else if (!are_all_same && dtype == DType::u8) {
     const auto* const from = reinterpret_cast<const uint8_t*>(data);
     wide.assign(from, from + count);
   } else if (!are_all_same) {
     const auto* const from = reinterpret_cast<const float*>(data);
-    narrow.resize(static_cast<size_t>(count));
+    narrow.resize(count);
     std::transform(from, from + count, narrow.begin(), to_bf16);
   }
   const void* const converted = wide.empty() ? static_cast<const void*>(narrow.data()) : wide.data();

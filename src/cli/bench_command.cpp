@@ -95,7 +95,7 @@ void bench_world(World& world, const CommArguments& arguments, const std::string
     throw Error(ExitCode::usage, "--group-size {}: must divide the number of ranks, {}", size, world.size());
   std::unique_ptr<Communicator> group;
   for (int first = 0; first < world.size(); first += size) {
-    std::vector<int> ranks(static_cast<size_t>(size));
+    std::vector<int> ranks(size);
     std::iota(ranks.begin(), ranks.end(), first);
     if (auto made = world.make_group(ranks)) group = std::move(made);
   }
@@ -116,7 +116,7 @@ std::string source_of_figures() {
 // Measures the links between all ranks and adds them to the machine profile `--into`.
 void bench_links(World& world, const CommArguments& arguments, LinkWay way) {
   // Checks the profile file before measuring, and on all ranks.
-  std::vector<int> ranks(static_cast<size_t>(world.size()));
+  std::vector<int> ranks(world.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto group = world.make_group(ranks);
   agree_on(group.get(), world, [&] {
@@ -129,7 +129,7 @@ void bench_links(World& world, const CommArguments& arguments, LinkWay way) {
   RateTables tables = measure_links(world, arguments.options.seconds * rows_of_links);
   if (world.rank() > 0) return;
   MeasuredMachine machine = find_machine(arguments.into);
-  machine.links[static_cast<size_t>(way)].insert_or_assign(world.size(), std::move(tables));
+  machine.links[way].insert_or_assign(world.size(), std::move(tables));
   AtomicFile file(arguments.into);
   file.write(machine_text(machine, source_of_figures()));
   file.commit();

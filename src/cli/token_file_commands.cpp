@@ -77,7 +77,7 @@ void add_data_verify_command(CLI::App& data) {
     write_out(with_bar("verifying token files", [&](const auto& progress) {
       std::string lines;
       for (int64_t done = 0; done < std::ssize(files);) {
-        lines += verify_tokens(files[static_cast<size_t>(done)], *vocabulary, nullptr, *dtype);
+        lines += verify_tokens(files[done], *vocabulary, nullptr, *dtype);
         progress(++done, std::ssize(files));
       }
       return lines;

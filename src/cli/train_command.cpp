@@ -208,7 +208,7 @@ void write_page(const TrainArguments& arguments, const DryRun& result) {
 void add_to_trace(PlannedTrace& trace, const StepConfig& config, const PlannedMachine& machine, PlannedRun& run) {
   for (TimedLog& timed : run.logs) {
     trace.add(planned_profile(timed.rank, config.precision.compute, std::move(timed.log), machine.target, timed.times,
-                              run.step.pipeline.stages[static_cast<size_t>(timed.stage)].not_before),
+                              run.step.pipeline.stages[timed.stage].not_before),
               machine.rates.has_value());
   }
 }
@@ -313,6 +313,87 @@ RunConfig load_for_ranks(const TrainArguments& arguments, const Launch& launch) 
   return config;
 }
 
+// Options of a run that a dry run refuses.
+struct RunOptions {
+  CLI::Option *resume, *init, *steps, *profile_step;
+};
+
+RunOptions add_run_options(CLI::App& command, TrainArguments& arguments) {
+  RunOptions options{};
+  options.resume = command.add_option("--resume", arguments.resume, "continue from the newest checkpoint, or from DIR")
+                       ->expected(0, 1)
+                       ->default_str(latest)  // value of --resume without an argument
+                       ->type_name("[DIR]");
+  options.init =
+      command.add_option("--init-from", arguments.init_from, "start from the weights in DIR, unless a run is resumed")
+          ->type_name("DIR");
+  command.add_option("--accept-changes", arguments.accepted, "data or schedule: resume although these have changed")
+      ->check(change_kind())
+      ->type_name("KIND")
+      ->allow_extra_args(false);
+  options.steps = command.add_option("--steps", arguments.steps, "end after N steps; 0: save the initial state")
+                      ->check(whole_number_from(0))
+                      ->type_name("N");
+  options.profile_step = command
+                             .add_option("--profile-step", arguments.profile_step,
+                                         "time step N op by op: a table, and OUT/trace-stepN.json")
+                             ->check(whole_number_from(1))
+                             ->type_name("N");
+  return options;
+}
+
+void add_dry_run_options(CLI::App& command, TrainArguments& arguments, CLI::Option* dry, CLI::Option* ranks) {
+  const auto add_text = [&](const char* name, std::string& text, const char* description, const char* type) {
+    return command.add_option(name, text, description)->check(some_text())->type_name(type)->needs(dry);
+  };
+  const auto add_rate = [&](const char* name, auto& rate, const char* description, const char* type) {
+    return command.add_option(name, rate, description)->check(positive_number())->type_name(type)->needs(dry);
+  };
+  command.add_option("--world-size", arguments.world_size, "processes to plan for (default: the fewest possible)")
+      ->check(whole_number_from(1))
+      ->type_name("N")
+      ->needs(dry)
+      ->excludes(ranks);
+  CLI::Option* target =
+      add_text("--target", arguments.target, "device such as h100, or profile (default: this machine)", "NAME");
+  add_text("--cluster", arguments.cluster, "cluster such as dgx-h100, or profile (default: device's)", "NAME")
+      ->needs(target);
+  add_text("--software", arguments.software, "software to predict, such as nemo (default: gptrain)", "NAME")
+      ->needs(target);
+  add_rate("--price", arguments.price, "price of a device-hour: prints the cost of the run", "P")->needs(target);
+  add_rate("--storage-gbps", arguments.storage_gbps, "GB/s that a node writes, to predict a checkpoint's time", "R");
+  add_rate("--tokens-per-second", arguments.tokens_per_second, "speed from which to compute the run's time", "R");
+  add_text("--trace", arguments.trace, "write the planned step, event by event, for Perfetto", "FILE");
+  add_text("--timeline", arguments.timeline, "draw the planned step of a pipeline, as an HTML page", "FILE");
+  add_text("--memory-curve", arguments.memory_curve, "draw time over memory of activations, as an HTML page", "FILE");
+  add_text("--html", arguments.html, "write the dry run as an HTML page", "FILE");
+  command.add_flag("--json", arguments.json, "print the dry run as JSON")->needs(dry);
+}
+
+ExitCode run_training(const TrainArguments& arguments, const RunOptions& given) {
+  const Launch launch = find_launch();
+  RunConfig config;
+  try {
+    config = load_for_ranks(arguments, launch);
+  } catch (const Error& error) {
+    refuse_on_all_ranks(launch, error);
+  }
+  TrainOptions options;
+  options.ranks = std::max<int64_t>(arguments.ranks, 1);
+  load_kernels_at_start(std::max<int64_t>(launch.size, options.ranks));
+  if (*given.resume) options.resume = arguments.resume;
+  if (*given.init) options.init_from = arguments.init_from;
+  const auto accepts = [&](const char* kind) {
+    return std::find(arguments.accepted.begin(), arguments.accepted.end(), kind) != arguments.accepted.end();
+  };
+  options.accepted = {.data = accepts("data"), .schedule = accepts("schedule")};
+  if (*given.steps) options.steps = arguments.steps;
+  if (*given.profile_step) options.profile_step = arguments.profile_step;
+  const ExitCode result = train::train(config, options, launch);
+  flush_lines();
+  return result;
+}
+
 }  // namespace
 
 void add_train_command(CLI::App& app, ExitCode& result) {
@@ -323,114 +404,28 @@ void add_train_command(CLI::App& app, ExitCode& result) {
   formatter->column_width(44);
   command->formatter(formatter);
   command->add_option("CONFIG", arguments->config, "run config (JSON, comments allowed)")->required();
-  CLI::Option* resume =
-      command->add_option("--resume", arguments->resume, "continue from the newest checkpoint, or from DIR")
-          ->expected(0, 1)
-          ->default_str(latest)  // value of --resume without an argument
-          ->type_name("[DIR]");
-  CLI::Option* init =
-      command->add_option("--init-from", arguments->init_from, "start from the weights in DIR, unless a run is resumed")
-          ->type_name("DIR");
-  command->add_option("--accept-changes", arguments->accepted, "data or schedule: resume although these have changed")
-      ->check(change_kind())
-      ->type_name("KIND")
-      ->allow_extra_args(false);
-  CLI::Option* steps = command->add_option("--steps", arguments->steps, "end after N steps; 0: save the initial state")
-                           ->check(whole_number_from(0))
-                           ->type_name("N");
-  CLI::Option* profile_step = command
-                                  ->add_option("--profile-step", arguments->profile_step,
-                                               "time step N op by op: a table, and OUT/trace-stepN.json")
-                                  ->check(whole_number_from(1))
-                                  ->type_name("N");
+  const RunOptions options = add_run_options(*command, *arguments);
   command->add_option("--set", arguments->overrides, "set a config key (null: its default); repeatable")
       ->type_name("key.path=value")
       ->allow_extra_args(false);
   CLI::Option* dry =
       command->add_flag("--dry-run", arguments->dry_run, "print parameters, memory, FLOPs and time; no training");
-  dry->excludes(resume)->excludes(init)->excludes(steps)->excludes(profile_step);
+  dry->excludes(options.resume)->excludes(options.init)->excludes(options.steps)->excludes(options.profile_step);
   CLI::Option* ranks =
       command->add_option("--ranks", arguments->ranks, "ranks, as threads of this process (default: 1)")
           ->check(whole_number_from(1))
           ->type_name("N");
-  command->add_option("--world-size", arguments->world_size, "processes to plan for (default: the fewest possible)")
-      ->check(whole_number_from(1))
-      ->type_name("N")
-      ->needs(dry)
-      ->excludes(ranks);
-  CLI::Option* target =
-      command->add_option("--target", arguments->target, "device such as h100, or profile (default: this machine)")
-          ->check(some_text())
-          ->type_name("NAME")
-          ->needs(dry);
-  command->add_option("--cluster", arguments->cluster, "cluster such as dgx-h100, or profile (default: device's)")
-      ->check(some_text())
-      ->type_name("NAME")
-      ->needs(target);
-  command->add_option("--software", arguments->software, "software to predict, such as nemo (default: gptrain)")
-      ->check(some_text())
-      ->type_name("NAME")
-      ->needs(target);
-  command->add_option("--price", arguments->price, "price of a device-hour: prints the cost of the run")
-      ->check(positive_number())
-      ->type_name("P")
-      ->needs(target);
-  command
-      ->add_option("--storage-gbps", arguments->storage_gbps, "GB/s that a node writes, to predict a checkpoint's time")
-      ->check(positive_number())
-      ->type_name("R")
-      ->needs(dry);
-  command->add_option("--tokens-per-second", arguments->tokens_per_second, "speed from which to compute the run's time")
-      ->check(positive_number())
-      ->type_name("R")
-      ->needs(dry);
-  command->add_option("--trace", arguments->trace, "write the planned step, event by event, for Perfetto")
-      ->check(some_text())
-      ->type_name("FILE")
-      ->needs(dry);
-  command->add_option("--timeline", arguments->timeline, "draw the planned step of a pipeline, as an HTML page")
-      ->check(some_text())
-      ->type_name("FILE")
-      ->needs(dry);
-  command
-      ->add_option("--memory-curve", arguments->memory_curve, "draw time over memory of activations, as an HTML page")
-      ->check(some_text())
-      ->type_name("FILE")
-      ->needs(dry);
-  command->add_option("--html", arguments->html, "write the dry run as an HTML page")
-      ->check(some_text())
-      ->type_name("FILE")
-      ->needs(dry);
-  command->add_flag("--json", arguments->json, "print the dry run as JSON")->needs(dry);
+  add_dry_run_options(*command, *arguments, dry, ranks);
   set_examples(command, {"gptrain train configs/demo.json --resume latest --set optimizer.lr=1e-3",
                          "gptrain train configs/gpt2-124m.json --dry-run --target h100"});
-  command->callback([arguments, resume, init, steps, profile_step, &result] {
-    if (arguments->dry_run && !arguments->accepted.empty())
+  command->callback([arguments, options, &result] {
+    if (!arguments->dry_run) {
+      result = run_training(*arguments, options);
+    } else if (!arguments->accepted.empty()) {
       throw Error(ExitCode::usage, "--accept-changes: a dry run resumes nothing; leave it out");
-    if (arguments->dry_run) {
+    } else {
       dry_run(*arguments);
-      return;
     }
-    const Launch launch = find_launch();
-    RunConfig config;
-    try {
-      config = load_for_ranks(*arguments, launch);
-    } catch (const Error& error) {
-      refuse_on_all_ranks(launch, error);
-    }
-    TrainOptions options;
-    options.ranks = std::max<int64_t>(arguments->ranks, 1);
-    load_kernels_at_start(std::max<int64_t>(launch.size, options.ranks));
-    if (*resume) options.resume = arguments->resume;
-    if (*init) options.init_from = arguments->init_from;
-    const auto accepts = [&](const char* kind) {
-      return std::find(arguments->accepted.begin(), arguments->accepted.end(), kind) != arguments->accepted.end();
-    };
-    options.accepted = {.data = accepts("data"), .schedule = accepts("schedule")};
-    if (*steps) options.steps = arguments->steps;
-    if (*profile_step) options.profile_step = arguments->profile_step;
-    result = train::train(config, options, launch);
-    flush_lines();
   });
 }
 

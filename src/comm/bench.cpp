@@ -101,7 +101,7 @@ void check_result(const Communicator& group, const Subject& subject, const void*
     const int expected = subject.expected(group.rank(), group.size(), count, i);
     std::byte bits[sizeof(float)];
     store_number(bits, 0, expected, options.dtype);
-    if (std::memcmp(static_cast<const std::byte*>(result) + i * width, bits, static_cast<size_t>(width)) != 0)
+    if (std::memcmp(static_cast<const std::byte*>(result) + i * width, bits, width) != 0)
       throw Error(ExitCode::device, "{} of {} x {} is wrong on rank {}: element {} must be {}", subject.name, count,
                   dtype_name(options.dtype), group.rank(), i, expected);
   }

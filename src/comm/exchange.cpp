@@ -27,7 +27,7 @@ int64_t slot_bytes(int group_size) {
 }
 
 void copy(void* out, const void* in, int64_t bytes) {
-  if (bytes > 0 && out != in) std::memcpy(out, in, static_cast<size_t>(bytes));
+  if (bytes > 0 && out != in) std::memcpy(out, in, bytes);
 }
 
 const std::byte* at(const void* data, int64_t bytes) { return static_cast<const std::byte*>(data) + bytes; }
@@ -44,7 +44,7 @@ class ExchangeCommunicator final : public GatheredTransfers {
         size_(transport_->size()),
         scratch_(std::move(scratch)),
         slot_bytes_(scratch_ ? std::min(slot_bytes(size_), scratch_->bytes() / size_ / 64 * 64) : 0),
-        inputs_(static_cast<size_t>(size_)) {}
+        inputs_(size_) {}
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -90,8 +90,8 @@ class ExchangeCommunicator final : public GatheredTransfers {
     const auto own = static_cast<size_t>(rank_);
     copy(at(out, received[own].first * width), at(in, sent[own].first * width), sent[own].count * width);
     for_each_peer([&](int to, int from) {
-      const PeerPart& leaves = sent[static_cast<size_t>(to)];
-      const PeerPart& comes = received[static_cast<size_t>(from)];
+      const PeerPart& leaves = sent[to];
+      const PeerPart& comes = received[from];
       call_.count = leaves.count;
       send_to(to, at(in, leaves.first * width), leaves.count * width);
       call_.count = comes.count;
@@ -229,8 +229,7 @@ class ExchangeCommunicator final : public GatheredTransfers {
   // out = reduction of `own` and the other ranks' slots, in rank order.
   void sum(const void* own, int64_t bytes, void* out, int64_t count) {
     if (count == 0) return;
-    for (int rank = 0; rank < size_; ++rank)
-      inputs_[static_cast<size_t>(rank)] = rank == rank_ ? own : slot(rank, bytes);
+    for (int rank = 0; rank < size_; ++rank) inputs_[rank] = rank == rank_ ? own : slot(rank, bytes);
     reduce(inputs_, out, count, call_.dtype, call_.op);
   }
 

@@ -63,7 +63,7 @@ class Heartbeat::Watch {
         Policy policy)
       : rendezvous_(std::move(rendezvous)),
         rank_(rank),
-        needed_(static_cast<size_t>(needed)),
+        needed_(needed),
         timeout_text_(describe(timeout)),
         timeout_(seconds_duration(timeout.seconds)),
         interval_(std::min<Clock::duration>(longest_interval, timeout_ / 4)),

@@ -40,23 +40,19 @@ struct Transfer {
 class LocalGroup {
  public:
   LocalGroup(int size, int num_threads)
-      : size_(size),
-        calls_(static_cast<size_t>(size)),
-        left_(static_cast<size_t>(size)),
-        given_up_(static_cast<size_t>(size)),
-        mailboxes_(calls_.size() * calls_.size()) {
+      : size_(size), calls_(size), left_(size), given_up_(size), mailboxes_(calls_.size() * calls_.size()) {
     // Spins only if each rank has a core; with fewer cores spinning delays the others.
     if (std::max(size, num_threads) <= usable_cores()) spins_ = 50 * spins_per_yield;
   }
 
   int size() const { return size_; }
   // REQUIRES: called between meet(rank, call) and the collective's last meet(rank).
-  const LocalCall& call(int rank) const { return calls_[static_cast<size_t>(rank)]; }
+  const LocalCall& call(int rank) const { return calls_[rank]; }
 
   // Publishes `call` and returns when every rank has published the same.
   void meet(int rank, const LocalCall& call) {
     std::unique_lock lock(mutex_);
-    calls_[static_cast<size_t>(rank)] = call;
+    calls_[rank] = call;
     arrive(lock, rank, true);
   }
   void meet(int rank) {
@@ -72,7 +68,7 @@ class LocalGroup {
       while (move_some(rank, transfers)) changed();
       std::erase_if(transfers, [](const Transfer& transfer) { return transfer.done; });
       if (transfers.empty()) return true;
-      calls_[static_cast<size_t>(rank)] = transfers.front().call;
+      calls_[rank] = transfers.front().call;
       for (const Transfer& transfer : transfers) {
         for (const int needed : {transfer.call.peer, rank})
           if (is_gone(needed)) fail_left(needed, rank, transfer.call);
@@ -84,7 +80,7 @@ class LocalGroup {
 
   void leave(int rank) {
     const std::lock_guard lock(mutex_);
-    left_[static_cast<size_t>(rank)] = true;
+    left_[rank] = true;
     ++num_left_;
     changed();
   }
@@ -92,7 +88,7 @@ class LocalGroup {
   // runs to its end: they read each other's buffers, which must not be freed before.
   void give_up(int rank) {
     const std::lock_guard lock(mutex_);
-    given_up_[static_cast<size_t>(rank)] = true;
+    given_up_[rank] = true;
     changed();
   }
 
@@ -103,7 +99,7 @@ class LocalGroup {
     LocalCall offer;
   };
 
-  bool is_gone(int rank) const { return left_[static_cast<size_t>(rank)] || given_up_[static_cast<size_t>(rank)]; }
+  bool is_gone(int rank) const { return left_[rank] || given_up_[rank]; }
 
   // Waits at a barrier; generation_ is its reversing sense. At the first barrier of a call the last to arrive compares
   // the calls.
@@ -137,8 +133,8 @@ class LocalGroup {
     for (int source = 0; source < size_; ++source) {
       for (int rank = 0; rank < size_; ++rank) {
         Call sent = call(source), received = call(rank);
-        sent.count = call(source).sent[static_cast<size_t>(rank)].count;
-        received.count = call(rank).received[static_cast<size_t>(source)].count;
+        sent.count = call(source).sent[rank].count;
+        received.count = call(rank).received[source].count;
         if (sent.count != received.count) fail(disagreement("count", source, sent, rank, received).what());
       }
     }
@@ -169,8 +165,7 @@ class LocalGroup {
         fail(disagreement(what, call.peer, mailbox.offer, rank, call).what());
         return false;
       }
-      if (call.count > 0)
-        std::memcpy(call.out, mailbox.offer.in, static_cast<size_t>(call.count * dtype_bytes(call.dtype)));
+      if (call.count > 0) std::memcpy(call.out, mailbox.offer.in, call.count * dtype_bytes(call.dtype));
       mailbox.state = Mailbox::State::taken;
       transfer.done = moved = true;
     }
@@ -219,8 +214,8 @@ class LocalGroup {
   void fail_stuck() {
     std::string message = "the ranks of a group wait for each other:";
     for (int rank = 0; rank < size_; ++rank)
-      message += left_[static_cast<size_t>(rank)] ? fmt::format("\n  rank {} left", rank)
-                                                  : fmt::format("\n  rank {} in {}", rank, describe(call(rank)));
+      message += left_[rank] ? fmt::format("\n  rank {} left", rank)
+                             : fmt::format("\n  rank {} in {}", rank, describe(call(rank)));
     fail(std::move(message));
   }
 
@@ -242,13 +237,13 @@ class LocalGroup {
 
 // Copies, unless both are the same address (data already in place).
 void copy_part(std::byte* out, const std::byte* in, int64_t bytes) {
-  if (bytes > 0 && out != in) std::memcpy(out, in, static_cast<size_t>(bytes));
+  if (bytes > 0 && out != in) std::memcpy(out, in, bytes);
 }
 
 class LocalCommunicator final : public GatheredTransfers {
  public:
   LocalCommunicator(std::shared_ptr<LocalGroup> group, int rank)
-      : group_(std::move(group)), rank_(rank), inputs_(static_cast<size_t>(group_->size())) {}
+      : group_(std::move(group)), rank_(rank), inputs_(group_->size()) {}
   LocalCommunicator(const LocalCommunicator&) = delete;
   LocalCommunicator& operator=(const LocalCommunicator&) = delete;
   ~LocalCommunicator() override { group_->leave(rank_); }
@@ -298,8 +293,8 @@ class LocalCommunicator final : public GatheredTransfers {
     begin({{Operation::all_to_all_v, dtype, ReduceOp::sum, 0, 0}, in, out, sent, received});
     for (int rank = 0; rank < size(); ++rank) {
       const LocalCall& peer = group_->call(rank);
-      const PeerPart& part = peer.sent[static_cast<size_t>(rank_)];
-      copy_part(address(out, received[static_cast<size_t>(rank)].first, dtype), address(peer.in, part.first, dtype),
+      const PeerPart& part = peer.sent[rank_];
+      copy_part(address(out, received[rank].first, dtype), address(peer.in, part.first, dtype),
                 part.count * dtype_bytes(dtype));
     }
     group_->meet(rank_);
@@ -318,8 +313,7 @@ class LocalCommunicator final : public GatheredTransfers {
  private:
   // out = reduction over ranks of elements [first, first + count) of their published buffers.
   void reduce_peers(int64_t first, int64_t count, void* out, DType dtype, ReduceOp op) {
-    for (int rank = 0; rank < size(); ++rank)
-      inputs_[static_cast<size_t>(rank)] = address(group_->call(rank).in, first, dtype);
+    for (int rank = 0; rank < size(); ++rank) inputs_[rank] = address(group_->call(rank).in, first, dtype);
     reduce(inputs_, out, count, dtype, op);
   }
 

@@ -18,7 +18,7 @@ namespace {
 // State shared by the ranks of a world.
 class LocalWorldState {
  public:
-  explicit LocalWorldState(int size) : num_made_(static_cast<size_t>(size)), left_(static_cast<size_t>(size)) {
+  explicit LocalWorldState(int size) : num_made_(size), left_(size) {
     char name[256] = "";
     gethostname(name, sizeof name - 1);
     host_ = name;
@@ -31,23 +31,22 @@ class LocalWorldState {
   std::unique_ptr<Communicator> make(int rank, const std::vector<int>& ranks) {
     check_group(ranks, size());
     const std::lock_guard lock(mutex_);
-    const size_t index = num_made_[static_cast<size_t>(rank)];
+    const size_t index = num_made_[rank];
     if (index == groups_.size()) groups_.push_back(first_to_ask(rank, ranks));
     Group& group = groups_[index];
     if (group.ranks != ranks)
       throw Error(ExitCode::device, "the ranks disagree on group {}: rank {} makes it of {}, rank {} of {}", index,
                   group.first_to_ask, list_ranks(group.ranks), rank, list_ranks(ranks));
-    ++num_made_[static_cast<size_t>(rank)];
+    ++num_made_[rank];
     const auto found = std::find(ranks.begin(), ranks.end(), rank);
     if (found == ranks.end()) return nullptr;
-    return std::move(group.handles[static_cast<size_t>(found - ranks.begin())]);
+    return std::move(group.handles[found - ranks.begin()]);
   }
 
   void leave(int rank) {
     const std::lock_guard lock(mutex_);
-    left_[static_cast<size_t>(rank)] = true;
-    for (size_t index = num_made_[static_cast<size_t>(rank)]; index < groups_.size(); ++index)
-      drop_handle(groups_[index], rank);
+    left_[rank] = true;
+    for (size_t index = num_made_[rank]; index < groups_.size(); ++index) drop_handle(groups_[index], rank);
   }
 
  private:
@@ -60,14 +59,14 @@ class LocalWorldState {
   Group first_to_ask(int rank, const std::vector<int>& ranks) {
     Group group{ranks, make_local_group(static_cast<int>(ranks.size()), size()), rank};
     for (const int member : ranks)
-      if (left_[static_cast<size_t>(member)]) drop_handle(group, member);
+      if (left_[member]) drop_handle(group, member);
     return group;
   }
 
   // Tells the peers that `rank` will not claim its handle.
   static void drop_handle(Group& group, int rank) {
     const auto found = std::find(group.ranks.begin(), group.ranks.end(), rank);
-    if (found != group.ranks.end()) group.handles[static_cast<size_t>(found - group.ranks.begin())].reset();
+    if (found != group.ranks.end()) group.handles[found - group.ranks.begin()].reset();
   }
 
   std::string host_;

@@ -96,8 +96,7 @@ class MpiTransport final : public Transport {
       take_completed(messages, count);
       if (status == MPI_ERR_IN_STATUS) {
         for (int i = 0; i < count; ++i)
-          if (statuses_[static_cast<size_t>(i)].MPI_ERROR != MPI_ERR_PENDING)
-            check_mpi(statuses_[static_cast<size_t>(i)].MPI_ERROR, "MPI_Testsome");
+          if (statuses_[i].MPI_ERROR != MPI_ERR_PENDING) check_mpi(statuses_[i].MPI_ERROR, "MPI_Testsome");
       } else {
         check_mpi(status, "MPI_Testsome");
       }
@@ -146,7 +145,7 @@ class MpiTransport final : public Transport {
   // Checks each header, so that a peer's different call is found before its payload, which may never come, is awaited.
   void take_completed(std::span<const Message> messages, int count) {
     for (int i = 0; i < count; ++i) {
-      const auto index = static_cast<size_t>(completed_[static_cast<size_t>(i)]);
+      const auto index = static_cast<size_t>(completed_[i]);
       if (index < messages.size() && !messages[index].sending)
         check_arrival(headers_[index].call, headers_[index].bytes, messages[index], rank_);
     }
@@ -172,7 +171,7 @@ class MpiWorldLinks final : public MpiLinks {
     int length = static_cast<int>(text.size());
     check_mpi(MPI_Bcast(&length, 1, MPI_INT, 0, MPI_COMM_WORLD), "MPI_Bcast");
     std::string shared = text;
-    shared.resize(static_cast<size_t>(length));
+    shared.resize(length);
     check_mpi(MPI_Bcast(shared.data(), length, MPI_CHAR, 0, MPI_COMM_WORLD), "MPI_Bcast");
     return shared;
   }

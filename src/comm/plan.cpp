@@ -58,7 +58,7 @@ int64_t sent_bytes(const Call& call, int rank, int size) {
 }
 
 int64_t sent_bytes(std::span<const PeerPart> sent, DType dtype, int rank) {
-  int64_t count = -sent[static_cast<size_t>(rank)].count;
+  int64_t count = -sent[rank].count;
   for (const PeerPart& part : sent) count += part.count;
   return (Amount(count) * dtype_bytes(dtype)).value();
 }

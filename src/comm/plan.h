@@ -1,11 +1,11 @@
 // Bytes that collectives send, and the communicator of the `plan` backend, which moves nothing.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
 
+#include "base/enum_array.h"
 #include "comm/call.h"
 #include "comm/communicator.h"
 #include "comm/operation.h"
@@ -17,7 +17,7 @@ struct Traffic {
   int64_t calls = 0;
   int64_t sent_bytes = 0;  // saturates at 2^63 - 1 (see Amount)
 };
-using TrafficTable = std::array<Traffic, num_operations>;
+using TrafficTable = EnumArray<Operation, Traffic, num_operations>;
 
 // Returns the bytes that `rank` of a group of `size` sends in a call (not all_to_all_v), for algorithms that send no
 // more than needed (Thakur et al., IJHPCA 2005). For n bytes and P ranks: all_reduce 2 n (P - 1) / P; reduce_scatter

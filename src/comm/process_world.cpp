@@ -123,7 +123,7 @@ class ProcessWorld final : public World {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   bool of_processes() const override { return true; }
-  const std::string& host(int rank) const override { return hosts_[static_cast<size_t>(rank)]; }
+  const std::string& host(int rank) const override { return hosts_[rank]; }
 
   std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks, const GroupUse& use) override {
     check_group(ranks, launch_.size);

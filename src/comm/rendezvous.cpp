@@ -123,7 +123,7 @@ class PatientWait {
 class Assembly {
  public:
   Assembly(const Launch& launch, Rendezvous& rendezvous, const std::vector<Fact>& facts)
-      : launch_(launch), rendezvous_(rendezvous), facts_(facts), came_(static_cast<size_t>(launch.size)) {
+      : launch_(launch), rendezvous_(rendezvous), facts_(facts), came_(launch.size) {
     rendezvous_.peers.resize(came_.size());
     for (size_t rank = 0; rank < came_.size(); ++rank) rendezvous_.channels.emplace_back(Socket());
     came_[0] = true;
@@ -330,7 +330,7 @@ uint32_t checksum_of_executable() {
   std::vector<char> piece(1 << 20);
   uint32_t crc = 0;
   while (file.read(piece.data(), static_cast<std::streamsize>(piece.size())).gcount() > 0)
-    crc = crc32c(piece.data(), static_cast<size_t>(file.gcount()), crc);
+    crc = crc32c(piece.data(), file.gcount(), crc);
   return crc;
 }
 

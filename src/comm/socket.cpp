@@ -269,7 +269,7 @@ bool FrameChannel::read_some(size_t limit) {
   char buffer[16384];
   const ssize_t n = recv(socket_.descriptor(), buffer, std::min(limit, sizeof buffer), 0);
   if (n > 0) {
-    bytes_.append(buffer, static_cast<size_t>(n));
+    bytes_.append(buffer, n);
     return true;
   }
   if (n < 0 && errno == EINTR) return true;

@@ -66,8 +66,8 @@ class StagedCommunicator final : public GatheredTransfers {
     check_parts(sent, received, dtype, rank(), size());
     group_start();
     for (int peer = 0; peer < size(); ++peer) {
-      const PeerPart& leaves = sent[static_cast<size_t>(peer)];
-      const PeerPart& comes = received[static_cast<size_t>(peer)];
+      const PeerPart& leaves = sent[peer];
+      const PeerPart& comes = received[peer];
       send(address(in, leaves.first, dtype), leaves.count, dtype, peer);
       receive(address(out, comes.first, dtype), comes.count, dtype, peer);
     }
@@ -142,7 +142,7 @@ class StagedCommunicator final : public GatheredTransfers {
     const auto slot = [&](const Transfer& t) {
       return staging_ + (2 * t.call.peer + (t.sends() ? 0 : 1)) * slot_bytes;
     };
-    std::vector<bool> taken(static_cast<size_t>(2 * size()));
+    std::vector<bool> taken(2 * size());
     for (Transfer& t : transfers_) {
       const auto pair = static_cast<size_t>(2 * t.call.peer + (t.sends() ? 0 : 1));
       t.first_of_pair = !taken[pair];

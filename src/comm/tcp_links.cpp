@@ -72,7 +72,7 @@ class TcpTransport final : public Transport {
         flow.moved = 0;
       }
     for (const Message& message : messages) {
-      Flow& flow = (message.sending ? sending_ : receiving_)[static_cast<size_t>(message.peer)];
+      Flow& flow = (message.sending ? sending_ : receiving_)[message.peer];
       if (message.sending && flow.messages.empty()) flow.header = {message.call, message.bytes};
       flow.messages.push_back(&message);
     }
@@ -112,7 +112,7 @@ class TcpTransport final : public Transport {
         {reinterpret_cast<std::byte*>(&flow.header) + header_moved, static_cast<size_t>(header_bytes - header_moved)},
         {const_cast<std::byte*>(static_cast<const std::byte*>(payload)) + payload_moved,
          static_cast<size_t>(message.bytes - payload_moved)}};
-    Cable& cable = *cables_[static_cast<size_t>(peer)];
+    Cable& cable = *cables_[peer];
     const int64_t moved = sending ? cable.send(stream_, parts) : cable.receive(stream_, parts);
     if (moved == 0) return false;
     if (moved == Cable::gone) lose(peer, message.call);
@@ -219,10 +219,10 @@ class TcpLinks final : public Links {
     cables_[rank] = std::move(cable);
   }
 
-  const Peer& self() const { return peers_[static_cast<size_t>(rank_)]; }
+  const Peer& self() const { return peers_[rank_]; }
 
   Socket call(int rank, Clock::time_point deadline) const {
-    const Peer& peer = peers_[static_cast<size_t>(rank)];
+    const Peer& peer = peers_[rank];
     PeerCall call =
         call_peer(peer, rank, self(), PeerPort::group, key_, json_text(Json{{"rank", rank_}}), {deadline, deadline});
     if (call.end == CallEnd::proven) return call.channel.take_socket();
@@ -237,8 +237,8 @@ class TcpLinks final : public Links {
     while (!calls_.contains(rank)) {
       auto admitted = group_listener_.admit(deadline);
       if (!admitted)
-        throw Error(ExitCode::device, "rank {} ({}) does not connect to rank {} ({})", rank,
-                    peers_[static_cast<size_t>(rank)].host, rank_, self().host);
+        throw Error(ExitCode::device, "rank {} ({}) does not connect to rank {} ({})", rank, peers_[rank].host, rank_,
+                    self().host);
       const auto caller =
           number_member(parse_json_or_discard(admitted->text), "rank", 0, static_cast<int64_t>(peers_.size()) - 1);
       if (caller) calls_[static_cast<int>(*caller)] = admitted->channel.take_socket();

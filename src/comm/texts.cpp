@@ -9,7 +9,7 @@ std::string broadcast_text(Communicator* group, const std::string& text, int roo
   auto size = static_cast<int64_t>(text.size());
   group->broadcast(&size, 1, DType::i64, root);
   std::string result = text;
-  result.resize(static_cast<size_t>(size));
+  result.resize(size);
   if (size > 0) group->broadcast(result.data(), size, DType::u8, root);
   return result;
 }
@@ -27,7 +27,7 @@ void pass_texts_to_first(Communicator* group, const std::string& text,
   std::string received;
   for (int other = 1; group != nullptr && other < group->size(); ++other) {
     group->receive(&size, 1, DType::i64, other);
-    received.resize(static_cast<size_t>(size));
+    received.resize(size);
     if (size > 0) group->receive(received.data(), size, DType::u8, other);
     body(received);
   }
@@ -42,12 +42,12 @@ std::vector<std::string> gather_texts(Communicator* group, const std::string& te
   // Gathers pieces of equal length, that of the longest text.
   const int64_t longest = std::max<int64_t>(*std::max_element(sizes.begin(), sizes.end()), 1);
   std::string own = text;
-  own.resize(static_cast<size_t>(longest));
+  own.resize(longest);
   std::string all(static_cast<size_t>(longest) * num_ranks, '\0');
   group->all_gather(own.data(), all.data(), longest, DType::u8);
   std::vector<std::string> texts;
   for (size_t rank = 0; rank < num_ranks; ++rank)
-    texts.push_back(all.substr(rank * static_cast<size_t>(longest), static_cast<size_t>(sizes[rank])));
+    texts.push_back(all.substr(rank * static_cast<size_t>(longest), sizes[rank]));
   return texts;
 }
 

@@ -58,10 +58,8 @@ inline Json value_json(const RollbackConfig& rollback) {
 inline Json value_json(const ProjectionConfig& projection) {
   if (!projection.is_on()) return Json::object();
   Json sites = Json::array();
-  for (const LinearSite site : projection.sites) sites.push_back(linear_site_names[static_cast<size_t>(site)]);
-  return {{"kind", projection_names[static_cast<size_t>(projection.kind)]},
-          {"share", projection.share},
-          {"sites", std::move(sites)}};
+  for (const LinearSite site : projection.sites) sites.push_back(linear_site_names[site]);
+  return {{"kind", projection_names[projection.kind]}, {"share", projection.share}, {"sites", std::move(sites)}};
 }
 
 inline Json value_json(const CompressionConfig& compression) {

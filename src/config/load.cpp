@@ -153,7 +153,7 @@ class Overrides {
   void set_element(const Field& field, const std::string& path, std::string_view rest, Json value) {
     size_t index = 0;
     const auto [end, error] = std::from_chars(rest.data() + 1, rest.data() + rest.size(), index);
-    rest.remove_prefix(static_cast<size_t>(end - rest.data()));
+    rest.remove_prefix(end - rest.data());
     const bool readable = error == std::errc{} && (rest == "]" || (rest.starts_with("].") && rest.size() > 2));
     const Json::json_pointer pointer = Json::json_pointer() / field.section() / field.key();
     const bool is_list = document_.contains(pointer) && document_[pointer].is_array();
@@ -295,7 +295,7 @@ RunConfig load_config(const std::filesystem::path& file, std::span<const std::st
   std::string text(static_cast<size_t>(max_config_bytes) + 1, '\0');
   stream.read(text.data(), static_cast<std::streamsize>(text.size()));
   const int why = errno;
-  text.resize(static_cast<size_t>(stream.gcount()));
+  text.resize(stream.gcount());
   if (!stream.eof() && static_cast<int64_t>(text.size()) <= max_config_bytes)
     throw Error(ExitCode::usage, "config file {}: cannot be read: {}", file.string(), std::strerror(why));
   return parse_config(text, overrides, file.string(), world_size);

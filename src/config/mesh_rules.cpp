@@ -61,7 +61,7 @@ class MeshRules : Rules {
     if (!sound({"parallel.pipeline", "parallel.pipeline_schedule", "parallel.virtual_stages", "model.num_layers"}))
       return;
     const auto [least, most] = chunks_of(parallel.pipeline_schedule);
-    const std::string schedule(pipeline_order_names[static_cast<size_t>(parallel.pipeline_schedule)]);
+    const std::string schedule(pipeline_order_names[parallel.pipeline_schedule]);
     if (!is_given("parallel.virtual_stages")) parallel.virtual_stages = least;
     if (parallel.virtual_stages < least || parallel.virtual_stages > most) {
       const std::string range = least == most ? fmt::format("{}", least) : fmt::format("at least {}", least);

@@ -107,6 +107,8 @@ struct ModelConfig {
   int64_t active_ffn_width(const FfnKind& ffn) const {
     return ffn.is_routed ? moe.top_k * ffn.hidden_size + moe.shared_ffn_hidden_size : ffn.hidden_size;
   }
+  // Returns the number of matrices of a layer's FFN, or of an expert.
+  int64_t ffn_matrices(const FfnKind&) const { return is_gated(activation) ? 3 : 2; }
   // Returns whether `ranks` tensor ranks can share the FFN of every layer.
   bool shares_ffn(int64_t ranks) const {
     const auto divides = [&](const FfnKind& ffn) { return ffn.hidden_size % ranks == 0; };

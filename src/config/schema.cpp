@@ -2,6 +2,7 @@
 #include <variant>
 #include <vector>
 
+#include "base/attention_pattern.h"
 #include "base/json.h"
 #include "config/fields.h"
 #include "config/load.h"
@@ -85,11 +86,6 @@ Json rule_schema(const WordListRule& rule) {
           {"minItems", rule.may_be_empty ? 0 : 1},
           {"uniqueItems", !rule.may_repeat}};
 }
-
-// Matches the words of attention patterns. Does not check that C * V is at most L in fixed:L,C/V.
-constexpr const char* attention_pattern_regex =
-    "^(dense|(band|strided|columns):[1-9][0-9]*|fixed:[1-9][0-9]*,[1-9][0-9]*(/[1-9][0-9]*)?)"
-    "(\\+global:[1-9][0-9]*)?$";
 
 Json rule_schema(const PatternListRule&) {
   return {{"type", "array"}, {"items", {{"type", "string"}, {"pattern", attention_pattern_regex}}}, {"minItems", 1}};

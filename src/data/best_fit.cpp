@@ -34,7 +34,7 @@ std::vector<TokenFile::Range> pieces_of(const TokenFile& file, int64_t capacity,
 std::vector<int64_t> best_fit_decreasing(std::span<const int64_t> lengths, int64_t capacity) {
   std::vector<int64_t> by_length(lengths.size());
   std::iota(by_length.begin(), by_length.end(), 0);
-  const auto length_of = [&](int64_t item) { return lengths[static_cast<size_t>(item)]; };
+  const auto length_of = [&](int64_t item) { return lengths[item]; };
   std::stable_sort(by_length.begin(), by_length.end(),
                    [&](int64_t a, int64_t b) { return length_of(a) > length_of(b); });
   std::map<int64_t, std::vector<int64_t>> bins_by_space;  // by remaining room, above 0
@@ -53,13 +53,13 @@ std::vector<int64_t> best_fit_decreasing(std::span<const int64_t> lengths, int64
     } else {
       ++num_bins;
     }
-    bins[static_cast<size_t>(item)] = bin;
+    bins[item] = bin;
     if (space > length) bins_by_space[space - length].push_back(bin);
   }
-  std::vector<int64_t> number(static_cast<size_t>(num_bins), -1);
+  std::vector<int64_t> number(num_bins, -1);
   int64_t numbered = 0;
   for (int64_t& bin : bins) {
-    int64_t& own = number[static_cast<size_t>(bin)];
+    int64_t& own = number[bin];
     if (own < 0) own = numbered++;
     bin = own;
   }
@@ -77,19 +77,19 @@ BestFitResult write_best_fit(const std::filesystem::path& in, const std::filesys
   const std::vector<int64_t> bins = best_fit_decreasing(lengths, capacity);
   std::vector<int64_t> by_bin(std::move(lengths));
   std::iota(by_bin.begin(), by_bin.end(), 0);
-  const auto bin_of = [&](int64_t piece) { return bins[static_cast<size_t>(piece)]; };
+  const auto bin_of = [&](int64_t piece) { return bins[piece]; };
   std::stable_sort(by_bin.begin(), by_bin.end(), [&](int64_t a, int64_t b) { return bin_of(a) < bin_of(b); });
 
   TokenWriter writer(out, file.dtype());
   if (std::optional<TokenMeta> meta = read_token_meta(in); meta && meta->tokenizer)
     writer.set_tokenizer(std::move(*meta->tokenizer));
   writer.set_best_fit_length(length);
-  std::vector<int32_t> ids(static_cast<size_t>(capacity));
+  std::vector<int32_t> ids(capacity);
   int64_t read = 0;
   for (size_t i = 0; i < by_bin.size(); ++i) {
-    const TokenFile::Range& piece = pieces[static_cast<size_t>(by_bin[i])];
+    const TokenFile::Range& piece = pieces[by_bin[i]];
     file.read(piece, any_vocabulary, ids.data());
-    writer.append(std::span(ids).first(static_cast<size_t>(piece.count)));
+    writer.append(std::span(ids).first(piece.count));
     if (i + 1 < by_bin.size() && bin_of(by_bin[i]) == bin_of(by_bin[i + 1])) {
       writer.end_document_in_sample();
     } else {

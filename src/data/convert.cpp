@@ -125,7 +125,7 @@ ConvertResult convert_tokens(const ConvertOptions& options, const std::function<
     for (int64_t first = 0; first < source.num_tokens(); first += chunk_tokens) {
       const int64_t count = std::min(chunk_tokens, source.num_tokens() - first);
       source.read({first, count}, any_vocabulary, ids.data());
-      writer.append(std::span(ids).first(static_cast<size_t>(count)));
+      writer.append(std::span(ids).first(count));
       progress(first + count, source.num_tokens());
     }
   };

@@ -289,12 +289,12 @@ std::vector<Dataset::SourceReport> Dataset::report(int64_t num_samples) const {
 }
 
 int64_t Dataset::count_bytes(int64_t num_samples, const std::vector<int32_t>& bytes) const {
-  std::vector<int32_t> tokens(static_cast<size_t>(impl_->sequence_length));
+  std::vector<int32_t> tokens(impl_->sequence_length);
   std::vector<int32_t> targets(tokens.size());
   int64_t sum = 0;
   for (int64_t sample = 0; sample < num_samples; ++sample) {
     read(sample, tokens.data(), targets.data());
-    for (const int32_t id : targets) sum += static_cast<size_t>(id) < bytes.size() ? bytes[static_cast<size_t>(id)] : 0;
+    for (const int32_t id : targets) sum += static_cast<size_t>(id) < bytes.size() ? bytes[id] : 0;
   }
   return sum;
 }

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/enum_array.h"
 #include "base/error.h"
 #include "base/output.h"
 #include "data/damaged.h"
@@ -45,11 +46,11 @@ const DType* dtype_of_npy(std::string_view text) {
 }
 
 FlatTokens read_npy(MappedFile file) {
-  const std::string_view all(reinterpret_cast<const char*>(file.data()), static_cast<size_t>(file.size_bytes()));
+  const std::string_view all(reinterpret_cast<const char*>(file.data()), file.size_bytes());
   if (file.size_bytes() < npy_start_bytes || all[6] != 1) damaged(file, 6, "only version 1 of numpy's format is known");
   const int64_t first = npy_start_bytes + file.load<uint16_t>(8);
   if (first > file.size_bytes()) damaged(file, 8, "the header ends at byte {}, behind the file's end", first);
-  const std::string_view text = all.substr(npy_start_bytes, static_cast<size_t>(first - npy_start_bytes));
+  const std::string_view text = all.substr(npy_start_bytes, first - npy_start_bytes);
   const DType* const dtype = dtype_of_npy(text);
   if (dtype == nullptr)
     damaged(file, npy_start_bytes,
@@ -125,8 +126,8 @@ void warn_of_wider(const MappedFile& file, const fs::path& path) {
 }  // namespace
 
 std::string format_name(TokenFormat format) {
-  constexpr std::array<const char*, 4> names = {"megatron", "llm.c", "nanogpt", "npy"};
-  return names[static_cast<size_t>(format)];
+  constexpr EnumArray<TokenFormat, const char*, 4> names = {"megatron", "llm.c", "nanogpt", "npy"};
+  return names[format];
 }
 
 std::string npy_header(DType dtype, int64_t tokens) {
@@ -150,7 +151,7 @@ FlatTokens open_flat_tokens(const fs::path& path, std::optional<DType> dtype) {
     throw Error(ExitCode::usage, "dtype: {}.idx says the type of its tokens; leave the dtype out", path.native());
   MappedFile file(path);
   const std::string_view start(reinterpret_cast<const char*>(file.data()),
-                               static_cast<size_t>(std::min<int64_t>(file.size_bytes(), npy_start_bytes)));
+                               std::min<int64_t>(file.size_bytes(), npy_start_bytes));
   const auto refuse_dtype = [&] {
     if (dtype)
       throw Error(ExitCode::usage, "dtype: {} has a header that says its type; leave the dtype out", path.native());

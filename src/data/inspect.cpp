@@ -37,7 +37,7 @@ void count_tokens(const TokenFile& file, std::vector<int64_t>& counts) {
     const int64_t count = std::min(chunk_tokens, file.num_tokens() - first);
     file.read({first, count}, max_vocab_size, chunk.data());
     for (int64_t i = 0; i < count; ++i) {
-      const auto id = static_cast<size_t>(chunk[static_cast<size_t>(i)]);
+      const auto id = static_cast<size_t>(chunk[i]);
       if (id >= counts.size()) counts.resize(id + 1);
       ++counts[id];
     }
@@ -100,7 +100,7 @@ std::string print_document(const std::vector<TokenFile>& files, const std::strin
   for (; document >= at->num_documents(); ++at) document -= at->num_documents();
   const TokenFile& file = *at;
   const TokenFile::Range range = file.document(document);
-  std::vector<int32_t> tokens(static_cast<size_t>(range.count));
+  std::vector<int32_t> tokens(range.count);
   file.read(range, max_vocab_size, tokens.data());
   const bool is_bytes = !tokens.empty() && tokens.back() == end_of_document &&
                         std::all_of(tokens.begin(), tokens.end() - 1, [](int32_t id) { return id < end_of_document; });
@@ -119,7 +119,7 @@ std::string length_histogram(const std::vector<TokenFile>& files) {
   std::array<int64_t, 65> buckets{};
   for (const TokenFile& file : files) {
     for (int64_t i = 0; i < file.num_documents(); ++i)
-      ++buckets[static_cast<size_t>(std::bit_width(static_cast<uint64_t>(file.document(i).count)))];
+      ++buckets[std::bit_width(static_cast<uint64_t>(file.document(i).count))];
   }
   const int64_t highest = *std::max_element(buckets.begin(), buckets.end());
   std::string text = fmt::format("\n{:>27}  {:>15}\n", "document length, tokens", "documents");
@@ -127,7 +127,7 @@ std::string length_histogram(const std::vector<TokenFile>& files) {
     if (buckets[bits] == 0) continue;
     const int64_t shortest = bits == 0 ? 0 : int64_t{1} << (bits - 1);
     const int64_t longest = bits == 0 ? 0 : shortest + (shortest - 1);
-    const std::string bar(static_cast<size_t>(buckets[bits] * bar_width / highest), '#');
+    const std::string bar(buckets[bits] * bar_width / highest, '#');
     text += fmt::format("{:>12} - {:>12}  {:>15}  {}\n", format_grouped(shortest), format_grouped(longest),
                         format_grouped(buckets[bits]), bar);
   }

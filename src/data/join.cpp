@@ -93,7 +93,7 @@ JoinResult join_token_files(const std::vector<fs::path>& inputs, const fs::path&
       for (int64_t done = 0; done < document.count; done += chunk_tokens) {
         const int64_t count = std::min(chunk_tokens, document.count - done);
         file.read({document.first + done, count}, any_vocabulary, ids.data());
-        writer.append(std::span(ids).first(static_cast<size_t>(count)));
+        writer.append(std::span(ids).first(count));
       }
       if (best_fit_length > 0 && document.first + document.count < end_of_sample(file, sample)) {
         writer.end_document_in_sample();

@@ -102,7 +102,7 @@ void SampleOrder::begin_phase(int64_t first, const std::vector<double>& weights,
     const int64_t slot = permute(true, cycle_key_, static_cast<int64_t>(phases_.size()), slots_per_cycle, position);
     const auto source =
         static_cast<size_t>(std::upper_bound(slot_ends.begin(), slot_ends.end(), slot) - slot_ends.begin());
-    phase.cycle[static_cast<size_t>(position)] = {static_cast<uint16_t>(source), owned[source]++};
+    phase.cycle[position] = {static_cast<uint16_t>(source), owned[source]++};
   }
   phases_.push_back(std::move(phase));
 }
@@ -133,7 +133,7 @@ std::vector<int64_t> SampleOrder::taken_in(const Phase& phase, int64_t end) {
   const int64_t count = end - phase.first;
   for (size_t i = 0; i < taken.size(); ++i) taken[i] += phase.slots[i] * (count / slots_per_cycle);
   for (int64_t position = 0; position < count % slots_per_cycle; ++position) {
-    ++taken[phase.cycle[static_cast<size_t>(position)].source];
+    ++taken[phase.cycle[position].source];
   }
   return taken;
 }
@@ -143,7 +143,7 @@ SampleLocation SampleOrder::locate(int64_t sample) const {
                                       [](int64_t number, const Phase& phase) { return number < phase.first; });
   const Phase& phase = *(after - 1);
   const int64_t number = sample - phase.first;
-  const Position& position = phase.cycle[static_cast<size_t>(number % slots_per_cycle)];
+  const Position& position = phase.cycle[number % slots_per_cycle];
   const size_t source = position.source;
   const int64_t ordinal = phase.before[source] + number / slots_per_cycle * phase.slots[source] + position.rank;
   const int64_t samples = samples_[source];

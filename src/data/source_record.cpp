@@ -1,12 +1,12 @@
 #include "data/source_record.h"
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <fmt/format.h>
 #include <string_view>
 
+#include "base/enum_array.h"
 #include "base/printable.h"
 #include "base/units.h"
 
@@ -15,10 +15,11 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::string_view, 4> covered_names = {"blocks", "index and ends", "index", "ends"};
-constexpr std::array<std::string_view, 4> covered_texts = {"of its blocks",
-                                                           "of its index and its first, middle and last MiB",
-                                                           "of its index", "of its first, middle and last MiB alone"};
+constexpr EnumArray<SourceRecord::Covered, std::string_view, 4> covered_names = {"blocks", "index and ends", "index",
+                                                                                 "ends"};
+constexpr EnumArray<SourceRecord::Covered, std::string_view, 4> covered_texts = {
+    "of its blocks", "of its index and its first, middle and last MiB", "of its index",
+    "of its first, middle and last MiB alone"};
 
 std::string crc_digits(uint32_t checksum) { return fmt::format("{:08x}", checksum); }
 
@@ -49,7 +50,7 @@ nlohmann::ordered_json source_record_json(const SourceRecord& record) {
   nlohmann::ordered_json object = {{"path", record.path},
                                    {"tokens", record.tokens},
                                    {"samples", record.samples},
-                                   {"covered", covered_names[static_cast<size_t>(record.covered)]},
+                                   {"covered", covered_names[record.covered]},
                                    {"crc32c", crc_digits(record.checksum)}};
   if (record.documents) object["documents_crc32c"] = crc_digits(*record.documents);
   if (record.order) object["order_crc32c"] = crc_digits(*record.order);
@@ -84,7 +85,7 @@ std::string describe_source(const SourceRecord& record) {
       record.order ? fmt::format(" and {} of the order of its files", crc_digits(*record.order)) : "";
   return fmt::format("{}: {} in {}, checksum {} {}{}{}", printable(record.path), format_counted(record.tokens, "token"),
                      format_counted(record.samples, "sample"), crc_digits(record.checksum),
-                     covered_texts[static_cast<size_t>(record.covered)], documents, order);
+                     covered_texts[record.covered], documents, order);
 }
 
 ChangedEpoch changed_epoch(int64_t given, int64_t samples_before, int64_t samples_now) {

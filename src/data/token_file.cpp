@@ -213,13 +213,13 @@ void TokenFile::compare_with_checksums() const {
 }
 
 void TokenFile::check_block(int64_t block) const {
-  std::atomic<bool>& checked = checked_[static_cast<size_t>(block)];
+  std::atomic<bool>& checked = checked_[block];
   if (checked) return;
   const int64_t first = block * checksum_block_bytes;
   const int64_t bytes = std::min(checksum_block_bytes, tokens_.size_bytes() - first);
-  const uint32_t crc = crc32c(tokens_.data() + first, static_cast<size_t>(bytes));
+  const uint32_t crc = crc32c(tokens_.data() + first, bytes);
   tokens_.check();
-  if (crc != meta_->blocks[static_cast<size_t>(block)])
+  if (crc != meta_->blocks[block])
     throw BadChecksum(ExitCode::data,
                       "{}, byte {}: the {} bytes from here on do not have the checksum in its .meta.json",
                       tokens_.path().native(), first, bytes);
@@ -231,21 +231,21 @@ SourceRecord TokenFile::identity() const {
   if (meta_) {
     record.checksum = crc32c(meta_->blocks.data(), meta_->blocks.size() * sizeof(uint32_t));
     if (!index_) return record;
-    record.documents = crc32c(index_->data(), static_cast<size_t>(index_->size_bytes()));
+    record.documents = crc32c(index_->data(), index_->size_bytes());
     index_->check();
     return record;
   }
   record.covered = SourceRecord::Covered::ends;
   if (index_) {
     record.covered = SourceRecord::Covered::index_and_ends;
-    record.checksum = crc32c(index_->data(), static_cast<size_t>(index_->size_bytes()));
+    record.checksum = crc32c(index_->data(), index_->size_bytes());
     index_->check();
   }
   constexpr int64_t most_bytes = int64_t{1} << 20;
   const int64_t size = tokens_.size_bytes(), bytes = std::min(size, most_bytes);
   record.checksum = crc32c(&size, sizeof size, record.checksum);
   for (const int64_t first : {int64_t{0}, (size - bytes) / 2, size - bytes})
-    record.checksum = crc32c(tokens_.data() + first, static_cast<size_t>(bytes), record.checksum);
+    record.checksum = crc32c(tokens_.data() + first, bytes, record.checksum);
   tokens_.check();
   return record;
 }

@@ -99,7 +99,7 @@ std::optional<TokenMeta> read_token_meta(const std::filesystem::path& prefix) {
   try {
     if (file.size_bytes() > max_file_bytes)
       throw json::other_error::create(505, "it is larger than such a file can be", nullptr);
-    const std::string text(reinterpret_cast<const char*>(file.data()), static_cast<size_t>(file.size_bytes()));
+    const std::string text(reinterpret_cast<const char*>(file.data()), file.size_bytes());
     file.check();
     return parse(text);
   } catch (const json::exception& fault) {

@@ -20,7 +20,7 @@ UnitChoices with_offloaded(const StepConfig& config, UnitChoices choices, Offloa
   for (int64_t stage = 0; stage < config.parallel.pipeline; ++stage) {
     const Stages stages = make_stages(config, stage, config.batch.accumulation, false);
     const EvenOffload even = spread_evenly(stages, count);
-    for (const int32_t unit : even.units) choices[static_cast<size_t>(unit)].offload = even.offload;
+    for (const int32_t unit : even.units) choices[unit].offload = even.offload;
   }
   return choices;
 }

@@ -72,8 +72,7 @@ PassSeconds nominal_pass_seconds(const StepPlan& plan, const Target& target) {
   PassSeconds seconds;
   for (const LoggedAction& action : plan.log.actions) {
     if (action.micro_batch == 1 && action.kind <= ActionKind::backward)
-      seconds[{action.kind, action.unit}] =
-          nominal_pass_seconds(plan.log.blocks[static_cast<size_t>(action.block)], target);
+      seconds[{action.kind, action.unit}] = nominal_pass_seconds(plan.log.blocks[action.block], target);
   }
   return seconds;
 }

@@ -50,7 +50,7 @@ class HiddenBlocks {
   bool hides(int64_t count) const {
     ScheduleOptions options = options_;
     const EvenOffload even = spread_evenly(options.stages, count);
-    for (const int32_t unit : even.units) options.units[static_cast<size_t>(unit)].offload = even.offload;
+    for (const int32_t unit : even.units) options.units[unit].offload = even.offload;
     const PlayedPasses played = play_passes(training_schedule(options), bytes_, target_, [this](const Action& action) {
       const auto found = seconds_.find({action.kind, action.unit});
       return found == seconds_.end() ? 0 : found->second;

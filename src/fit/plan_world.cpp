@@ -28,7 +28,7 @@ StagePlan describe_stage(const StepDesign& design, int64_t rank) {
   }
   int64_t in_flight = 0;
   const std::shared_ptr<const PassLists> passes = passes_of(*stages.schedule, stages.shape);
-  for (const Pass& pass : (*passes)[static_cast<size_t>(stages.stage)]) {
+  for (const Pass& pass : (*passes)[stages.stage]) {
     if (pass.kind == PassKind::forward) ++in_flight;
     if (pass.kind == PassKind::backward || pass.kind == PassKind::backward_weight) --in_flight;
     plan.in_flight = std::max(plan.in_flight, in_flight);
@@ -113,7 +113,7 @@ void for_each_stage(const PlanCase& run, const Mesh& mesh, const std::vector<int
 }
 
 std::vector<int64_t> all_stages(int64_t first, int64_t num_stages) {
-  std::vector<int64_t> stages(static_cast<size_t>(num_stages));
+  std::vector<int64_t> stages(num_stages);
   std::iota(stages.begin(), stages.end(), 0);
   std::rotate(stages.begin(), stages.begin() + first, stages.end());
   return stages;
@@ -160,11 +160,11 @@ RankBytes bytes_of_stages(const PlanCase& run, const std::vector<int64_t>& stage
   const Mesh mesh = make_mesh(run.config, run.world_size);
   const int64_t tensor_size = mesh.size(MeshAxis::tensor);
   RankBytes most;
-  most.on_host.resize(static_cast<size_t>(mesh.size(MeshAxis::pipeline) * tensor_size));
+  most.on_host.resize(mesh.size(MeshAxis::pipeline) * tensor_size);
   for_each_stage(run, mesh, stages, enough, [&](int64_t stage, const PlannedStage& planned) {
     for (const KindPlan& kind : planned.kinds) {
       for (const int64_t tensor_rank : kind.ranks)
-        most.on_host[static_cast<size_t>(stage * tensor_size + tensor_rank)] = kind.plan.memory().arenas.host_memory();
+        most.on_host[stage * tensor_size + tensor_rank] = kind.plan.memory().arenas.host_memory();
       most.on_device = std::max(most.on_device, kind.plan.memory().arenas.total());
     }
   });
@@ -175,12 +175,12 @@ RankBytes bytes_of_stages(const PlanCase& run, const std::vector<int64_t>& stage
 // layers than the stage before. Later stages with as many layers have at most as many micro-batches in flight.
 std::vector<int64_t> stages_of_peak(const RunConfig& config) {
   const Stages stages = make_stages(config, 0, config.batch.accumulation, false);
-  std::vector<int64_t> layers(static_cast<size_t>(config.parallel.pipeline));
+  std::vector<int64_t> layers(config.parallel.pipeline);
   for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk)
-    layers[static_cast<size_t>(stages.stage_of_chunk(chunk))] += stages.end_unit(chunk) - stages.first_unit(chunk);
+    layers[stages.stage_of_chunk(chunk)] += stages.end_unit(chunk) - stages.first_unit(chunk);
   // The embedding and the head are no layers.
-  --layers[static_cast<size_t>(stages.stage_of_chunk(0))];
-  --layers[static_cast<size_t>(stages.stage_of_chunk(stages.shape.chunks() - 1))];
+  --layers[stages.stage_of_chunk(0)];
+  --layers[stages.stage_of_chunk(stages.shape.chunks() - 1)];
   std::vector<int64_t> found;
   for (size_t stage = 0; stage < layers.size(); ++stage)
     if (stage < 2 || stage + 1 == layers.size() || layers[stage] != layers[stage - 1])
@@ -196,8 +196,8 @@ WorldPlan plan_world(const PlanCase& run, const std::function<void(int64_t, Step
   const int64_t num_stages = mesh.size(MeshAxis::pipeline);
   const int64_t ranks_alike = mesh.size(MeshAxis::context) * mesh.size(MeshAxis::data);
   WorldPlan world;
-  world.written_bytes.resize(static_cast<size_t>(num_stages * tensor_size));
-  world.on_host.resize(static_cast<size_t>(num_stages * tensor_size));
+  world.written_bytes.resize(num_stages * tensor_size);
+  world.on_host.resize(num_stages * tensor_size);
   for_each_stage(run, mesh, all_stages(0, num_stages), no_limit, [&](int64_t stage, PlannedStage planned) {
     world.choices.push_back(std::move(planned.choices));
     for (KindPlan& kind : planned.kinds) add_kind(world, kind, stage * tensor_size, ranks_alike);
@@ -208,9 +208,8 @@ WorldPlan plan_world(const PlanCase& run, const std::function<void(int64_t, Step
 }
 
 std::vector<int64_t> nodes_of_ranks(int64_t world_size, int64_t ranks_per_node) {
-  std::vector<int64_t> nodes(static_cast<size_t>(world_size), 0);
-  for (int64_t rank = 0; rank < world_size && ranks_per_node > 0; ++rank)
-    nodes[static_cast<size_t>(rank)] = rank / ranks_per_node;
+  std::vector<int64_t> nodes(world_size, 0);
+  for (int64_t rank = 0; rank < world_size && ranks_per_node > 0; ++rank) nodes[rank] = rank / ranks_per_node;
   return nodes;
 }
 
@@ -220,10 +219,10 @@ HostMemoryUse fullest_host(const std::vector<MemoryPlan::ByClass>& on_host, cons
   for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
     const MeshPoint at = mesh.coordinates(rank);
     const int64_t kind = at[MeshAxis::pipeline] * mesh.size(MeshAxis::tensor) + at[MeshAxis::tensor];
-    MemoryPlan::ByClass bytes = on_host[static_cast<size_t>(kind)];
+    MemoryPlan::ByClass bytes = on_host[kind];
     if (at[MeshAxis::context] > 0 || at[MeshAxis::data] > 0)
-      bytes[static_cast<size_t>(MemoryClass::samples)] = 0;  // the first of the ranks alike writes texts
-    nodes[node_of_rank[static_cast<size_t>(rank)]].add(bytes);
+      bytes[MemoryClass::samples] = 0;  // the first of the ranks alike writes texts
+    nodes[node_of_rank[rank]].add(bytes);
   }
   HostMemoryUse fullest;
   for (const auto& [number, node] : nodes)

@@ -14,9 +14,7 @@
 namespace gptrain::inline fit {
 namespace {
 
-int64_t unit_bytes(const BufferBytes& bytes, BufferKind kind, int32_t unit) {
-  return bytes[static_cast<size_t>(kind)][static_cast<size_t>(unit)];
-}
+int64_t unit_bytes(const BufferBytes& bytes, BufferKind kind, int32_t unit) { return bytes[kind][unit]; }
 
 int64_t saved_bytes(const BufferBytes& bytes, int32_t unit) {
   return unit_bytes(bytes, BufferKind::saved_for_input, unit) + unit_bytes(bytes, BufferKind::saved_for_weight, unit);
@@ -32,14 +30,14 @@ double gather_seconds(const StepPlan& plan, int32_t unit, const Target& target) 
     return action.kind == ActionKind::gather && action.unit == unit;
   });
   if (found == plan.log.actions.end()) return 0;
-  return nominal_pass_seconds(plan.log.blocks[static_cast<size_t>(found->block)], target);
+  return nominal_pass_seconds(plan.log.blocks[found->block], target);
 }
 
 int64_t most_in_flight(const Stages& stages) {
   int64_t now = 0;
   int64_t most = 1;
   const std::shared_ptr<const PassLists> passes = passes_of(*stages.schedule, stages.shape);
-  for (const Pass& pass : (*passes)[static_cast<size_t>(stages.stage)]) {
+  for (const Pass& pass : (*passes)[stages.stage]) {
     if (pass.kind == PassKind::forward) ++now;
     if (pass.kind == PassKind::backward || pass.kind == PassKind::backward_input) --now;
     most = std::max(most, now);
@@ -83,7 +81,7 @@ RecomputeCounts RecomputeCosts::counts(const UnitChoices& choices) const {
   RecomputeCounts counts;
   for (int32_t unit = 1; unit + 1 < static_cast<int32_t>(choices.size()); ++unit) {
     if (!stages.runs(unit)) continue;
-    const UnitChoice& choice = choices[static_cast<size_t>(unit)];
+    const UnitChoice& choice = choices[unit];
     (choice.keeps_part              ? counts.in_part
      : choice.recompute_from < 0    ? counts.saving_all
      : choice.recompute_from < unit ? counts.from_before
@@ -135,7 +133,7 @@ RunConfig RecomputeCosts::config_of(RecomputeKind kind) const {
 }
 
 ChainUnit RecomputeCosts::chain_unit(int32_t unit, const StepPlan& whole, const PassSeconds* in_parts) const {
-  const UnitKind kind = whole_.options.units[static_cast<size_t>(unit)].kind;
+  const UnitKind kind = whole_.options.units[unit].kind;
   const BufferBytes& bytes = whole_.bytes;
   const int64_t d_output = kind == UnitKind::head ? 0 : unit_bytes(bytes, BufferKind::stream_gradient, unit);
   const int64_t d_input = kind == UnitKind::embedding ? 0 : unit_bytes(bytes, BufferKind::stream_gradient, unit - 1);
@@ -163,7 +161,7 @@ void RecomputeCosts::make_chains(const StepPlan& whole, const PassSeconds* in_pa
     Chain chain{.units = {}, .input_bytes = first > 0 ? stream : 0, .gradient_bytes = stream};
     for (int32_t unit = first; unit < end; ++unit) {
       ChainUnit& made = chain.units.emplace_back(chain_unit(unit, whole, in_parts));
-      if (!may_offload_ || whole_.options.units[static_cast<size_t>(unit)].kind != UnitKind::block) continue;
+      if (!may_offload_ || whole_.options.units[unit].kind != UnitKind::block) continue;
       // Units that leave first have the most time for their copies. Rising prices also make the solver copy some of
       // equal units and recompute others.
       made.copy_seconds = nominal_copy_seconds(1, target_) * (unit - first + 1) / (end - first);
@@ -184,7 +182,7 @@ RecomputeCosts::ProgramInput RecomputeCosts::program_input(const UnitChoices& ch
       for (size_t kind = 0; kind < num_buffer_kinds; ++kind) made.bytes[kind][unit] = in_parts_->bytes[kind][unit];
     }
     set_recomputed(traits, static_cast<int32_t>(unit), choice);
-    made.bytes[static_cast<size_t>(BufferKind::offloaded)][unit] =
+    made.bytes[BufferKind::offloaded][unit] =
         traits.offload.any() ? record_bytes(made.bytes, traits, static_cast<int32_t>(unit)) : 0;
   }
   return made;
@@ -195,9 +193,9 @@ double RecomputeCosts::seconds_of(const Action& action, const UnitChoices& choic
     for (size_t chain = 0; chain < chains_.size(); ++chain) {
       const int32_t index = action.unit - first_units_[chain];
       if (index < 0 || index >= static_cast<int32_t>(chains_[chain].units.size())) continue;
-      const ChainUnit& unit = chains_[chain].units[static_cast<size_t>(index)];
+      const ChainUnit& unit = chains_[chain].units[index];
       if (action.kind == ActionKind::forward_again) return unit.forward_seconds;
-      return choices[static_cast<size_t>(action.unit)].keeps_part ? unit.rest_seconds : unit.saved_seconds;
+      return choices[action.unit].keeps_part ? unit.rest_seconds : unit.saved_seconds;
     }
   }
   return seconds_of_pass(seconds_, action.kind, action.unit);

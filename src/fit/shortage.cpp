@@ -1,7 +1,6 @@
 #include "fit/shortage.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <fmt/format.h>
 #include <functional>
@@ -11,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "base/text_parts.h"
 #include "config/faults.h"
 #include "config/load.h"
@@ -35,7 +35,8 @@ struct Bytes {
 
 // How a setting affects the trained model, mildest first. A combination has its members' strongest effect.
 enum class Outcome : uint8_t { exact, rounding, changed };
-constexpr std::array<std::string_view, 3> outcome_texts = {"exact", "exact but for rounding", "changes training"};
+constexpr EnumArray<Outcome, std::string_view, 3> outcome_texts = {"exact", "exact but for rounding",
+                                                                   "changes training"};
 
 // A setting that may save memory.
 struct Remedy {
@@ -320,8 +321,7 @@ class DeviceShortage {
   std::string price(Outcome outcome, bool adds_communication, const RunConfig& changed) const {
     const double ratio = seconds_of(changed) / seconds_now_;
     const std::string text = fmt::format("{:.2f}", ratio);
-    return fmt::format("{}, a step {}{}", outcome_texts[static_cast<size_t>(outcome)],
-                       text == "1.00" ? "as long" : text + " times as long",
+    return fmt::format("{}, a step {}{}", outcome_texts[outcome], text == "1.00" ? "as long" : text + " times as long",
                        adds_communication ? ", but ranks exchange more" : "");
   }
 
@@ -406,14 +406,12 @@ std::string host_remedy(const MemoryConfig& memory, int64_t micro_batch, MemoryC
 
 WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector<int64_t>& device_bytes,
                          const Mesh& mesh, std::vector<int64_t> node_of_rank) {
-  const auto lack = [&](int64_t rank) {
-    return plans[static_cast<size_t>(rank)].total() - device_bytes[static_cast<size_t>(rank)];
-  };
+  const auto lack = [&](int64_t rank) { return plans[rank].total() - device_bytes[rank]; };
   WorldMemory world{.largest_rank = 0, .largest = {}, .on_host = {}, .node_of_rank = std::move(node_of_rank)};
   for (int64_t stage = 0; stage < mesh.size(MeshAxis::pipeline); ++stage) {
     for (int64_t tensor_rank = 0; tensor_rank < mesh.size(MeshAxis::tensor); ++tensor_rank) {
       const int64_t rank = mesh.first_rank_of_stage(stage, tensor_rank);
-      world.on_host.push_back(plans[static_cast<size_t>(rank)].host_memory());
+      world.on_host.push_back(plans[rank].host_memory());
       if (lack(rank) > lack(world.largest_rank)) world.largest_rank = rank;
     }
   }
@@ -421,7 +419,7 @@ WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector
     for (int64_t rank = 0; rank < mesh.world_size(); ++rank)
       if (lack(rank) > lack(world.largest_rank)) world.largest_rank = rank;
   }
-  world.largest = plans[static_cast<size_t>(world.largest_rank)];
+  world.largest = plans[world.largest_rank];
   return world;
 }
 

@@ -24,8 +24,7 @@ double nominal_step_seconds(const PlanCase& run, int32_t stage) {
   });
   double update = 0;
   for (const LoggedAction& action : plan.log.actions) {
-    if (action.kind == ActionKind::update)
-      update += nominal_pass_seconds(plan.log.blocks[static_cast<size_t>(action.block)], target);
+    if (action.kind == ActionKind::update) update += nominal_pass_seconds(plan.log.blocks[action.block], target);
   }
   const auto share = static_cast<double>(config.batch.accumulation) / static_cast<double>(few.batch.accumulation);
   return played.seconds * share + update;

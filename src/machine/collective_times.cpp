@@ -1,9 +1,10 @@
 #include "machine/collective_times.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <set>
+
+#include "base/enum_array.h"
 
 namespace gptrain::inline machine {
 namespace {
@@ -122,8 +123,8 @@ GroupSpan span_of(const std::vector<int64_t>& ranks, int64_t gpus_per_node, int6
 }
 
 std::string_view algorithm_name(Algorithm algorithm) {
-  constexpr std::array<std::string_view, 4> names = {"ring", "tree", "hierarchical", "direct"};
-  return names[static_cast<size_t>(algorithm)];
+  constexpr EnumArray<Algorithm, std::string_view, 4> names = {"ring", "tree", "hierarchical", "direct"};
+  return names[algorithm];
 }
 
 double collective_seconds(const ClusterProfile& cluster, const GroupSpan& span, Operation operation, double bytes,

@@ -50,15 +50,13 @@ ExpectedError expected_error(const Machine& machine, int64_t zero) {
 }
 
 LinkWay way_of_processes(const ClusterProfile& cluster) {
-  const auto measured = [&](LinkWay way) {
-    return cluster.measured && !cluster.measured->links[static_cast<size_t>(way)].empty();
-  };
+  const auto measured = [&](LinkWay way) { return cluster.measured && !cluster.measured->links[way].empty(); };
   return !measured(LinkWay::tcp) && measured(LinkWay::mpi) ? LinkWay::mpi : LinkWay::tcp;
 }
 
 void require_links(const Machine& machine, int64_t world_size) {
   if (!machine.cluster.measured || world_size == 1) return;
-  if (!machine.cluster.measured->links[static_cast<size_t>(machine.way)].empty()) return;
+  if (!machine.cluster.measured->links[machine.way].empty()) return;
   if (!machine.cluster.measured->is_cpu)
     throw Error(ExitCode::usage, "{}: has no measured links between GPUs: name their cluster with --cluster",
                 machine.device.name);
@@ -123,8 +121,7 @@ EventTimes::EventTimes(const Machine& machine, const StepConfig& config, int64_t
     threads_ = threads_of_rank(*measured, threads, world_size_);
     share_ = share_of_rank(*measured, world_size_, threads_);
   }
-  if (config.parallel.sequence)
-    machine_->software.overlaps[static_cast<size_t>(LaneKind::tensor)] = machine.software.overlaps_sequence;
+  if (config.parallel.sequence) machine_->software.overlaps[LaneKind::tensor] = machine.software.overlaps_sequence;
   for (size_t kind = 0; kind < num_group_kinds; ++kind) {
     spans_[kind] = span_of(group_ranks(config, mesh, rank, static_cast<GroupKind>(kind)), machine.cluster.gpus_per_node,
                            mesh.world_size());
@@ -132,7 +129,7 @@ EventTimes::EventTimes(const Machine& machine, const StepConfig& config, int64_t
 }
 
 CollectiveTime EventTimes::collective(const Event& event) const {
-  const GroupSpan& span = spans_[static_cast<size_t>(event.channel.group)];
+  const GroupSpan& span = spans_[event.channel.group];
   const auto bytes = static_cast<double>(event.bytes_moved);
   const Operation operation = operation_of(event);
   // Ranks that share sequences send and receive together; the time of the send is that of both.

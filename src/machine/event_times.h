@@ -1,10 +1,10 @@
 // Predicted duration of each event of a rank's step, waiting left out.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <optional>
 
+#include "base/enum_array.h"
 #include "base/event.h"
 #include "config/run_config.h"
 #include "machine/collective_times.h"
@@ -85,7 +85,7 @@ class EventTimes {
   double op_seconds(const Event& op) const;
 
   std::optional<Machine> machine_;
-  std::array<GroupSpan, num_group_kinds> spans_{};
+  EnumArray<GroupKind, GroupSpan, num_group_kinds> spans_{};
   int64_t tensor_ranks_ = 1;
   int64_t rows_ = 0;  // tokens of a micro-batch
   int64_t world_size_ = 1;

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <fmt/format.h>
 
+#include "base/enum_array.h"
 #include "base/json.h"
 #include "ops/footprint.h"
 #include "ops/op_table.h"
@@ -11,7 +12,7 @@
 namespace gptrain::inline machine {
 namespace {
 
-constexpr std::array<std::string_view, 2> norm_names = {"layernorm", "rmsnorm"};
+constexpr EnumArray<NormKind, std::string_view, 2> norm_names = {"layernorm", "rmsnorm"};
 constexpr std::array<std::string_view, 2> query_key_names = {"rotary", "norm"};
 // Collectives with tables of their own, and the hand-over to a lane. Other operations use one of these tables.
 constexpr std::array<std::string_view, 7> measured_links = {"all_reduce", "reduce_scatter", "all_gather", "all_to_all",
@@ -143,7 +144,7 @@ OpKinds op_kinds(const ModelConfig& model) {
 std::string op_key(std::string_view name, DType compute, const OpKinds& kinds) {
   std::string key = fmt::format("{} {}", dtype_name(table_dtype(compute)), name);
   if (name.starts_with("activation")) key += fmt::format(" {}", activation_names[kinds.activation]);
-  if (name.starts_with("norm_")) key += fmt::format(" {}", norm_names[static_cast<size_t>(kinds.norm)]);
+  if (name.starts_with("norm_")) key += fmt::format(" {}", norm_names[kinds.norm]);
   if (name.starts_with("query_key")) key += fmt::format(" {}", query_key_names[kinds.norms_query_key ? 1 : 0]);
   if (name.starts_with("cross_entropy") && kinds.caps_logits) key += fmt::format(" {}", with_softcap);
   return key;
@@ -236,7 +237,7 @@ std::optional<double> measured_op_seconds(const RankShare& share, const Event& o
 double measured_collective_seconds(const MeasuredMachine& machine, LinkWay way, int64_t ranks, int64_t world,
                                    Operation operation, double bytes) {
   if (ranks <= 1) return 0;
-  const std::map<int64_t, RateTables>& links = machine.links[static_cast<size_t>(way)];
+  const std::map<int64_t, RateTables>& links = machine.links[way];
   std::string_view name = operation_name(operation);
   if (operation == Operation::receive) name = "send";
   if (operation == Operation::all_to_all_v) name = "all_to_all";
@@ -331,8 +332,8 @@ MeasuredMachine read_machine(ProfileReader& reader) {
     const auto found = std::find(link_way_names.begin(), link_way_names.end(), way);
     if (found == link_way_names.end()) continue;  // unknown key
     for (const int64_t ranks : read_ranks(reader, "links." + way)) {
-      machine.links[static_cast<size_t>(found - link_way_names.begin())].emplace(
-          ranks, read_links(reader, fmt::format("links.{}.{}", way, ranks)));
+      machine.links[found - link_way_names.begin()].emplace(ranks,
+                                                            read_links(reader, fmt::format("links.{}.{}", way, ranks)));
     }
   }
   // Other work on the machine may have disturbed the measurement of the best rate; no table may exceed it.

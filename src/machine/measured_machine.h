@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "base/event.h"
 #include "base/kinds.h"
 #include "comm/operation.h"
@@ -61,7 +62,7 @@ struct MeasuredMachine {
   double slow_down_beside_traffic = 0;     // see DeviceProfile
   std::vector<MeasuredShare> shares = {};  // by rising `ranks`; the first has one rank
   // Seconds of collectives by bytes (see BenchRow), for each LinkWay, by number of ranks in the group.
-  std::array<std::map<int64_t, RateTables>, num_link_ways> links = {};
+  EnumArray<LinkWay, std::map<int64_t, RateTables>, num_link_ways> links = {};
 };
 
 // Kinds of a model's ops: ops of one name but another kind have tables of their own.

@@ -171,7 +171,7 @@ std::string read_profile(const std::string& path) {
   if (!file) throw Error(ExitCode::usage, "{}: cannot be read (give the path of a profile)", path);
   std::string text(static_cast<size_t>(max_config_bytes) + 1, '\0');
   file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  text.resize(static_cast<size_t>(file.gcount()));
+  text.resize(file.gcount());
   if (std::ssize(text) > max_config_bytes) throw Error(ExitCode::usage, "{}: too long for a profile", path);
   return text;
 }

@@ -29,11 +29,11 @@ Software find_software(std::string_view name, double compute_capability) {
   software.fused_attention = reader.flag("fused_attention");
   software.own_attention = software.is_own();
   software.overlaps = Software::all_lanes(reader.flag("overlaps.pipeline"));
-  software.overlaps[static_cast<size_t>(LaneKind::tensor)] = reader.flag("overlaps.tensor");
+  software.overlaps[LaneKind::tensor] = reader.flag("overlaps.tensor");
   software.overlaps_sequence = reader.flag("overlaps.sequence");
   const bool overlaps_data = reader.flag("overlaps.data");
-  software.overlaps[static_cast<size_t>(LaneKind::gradients)] = overlaps_data;
-  software.overlaps[static_cast<size_t>(LaneKind::weights)] = overlaps_data;
+  software.overlaps[LaneKind::gradients] = overlaps_data;
+  software.overlaps[LaneKind::weights] = overlaps_data;
   software.gathers_before_products = reader.flag("gathers_before_products");
   software.sums_gradients_last = reader.flag("sums_gradients_last");
   software.nic_share = reader.share("nic_share");

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "machine/profile_reader.h"
 #include "parallel/groups.h"
 
@@ -20,7 +21,7 @@ struct Software {
   bool own_attention = true;    // gptrain's own kernels run where the library of fused attention does not serve an op
   // By lane: whether ops run beside the lane's collectives. If not, the rank waits for each collective, and for each
   // transfer that it sends.
-  std::array<bool, num_lanes> overlaps = all_lanes(true);
+  EnumArray<LaneKind, bool, num_lanes> overlaps = all_lanes(true);
   bool overlaps_sequence = true;  // the same for the tensor lane with parallel.sequence
   // With sequence parallelism all rows are gathered before the product; gptrain multiplies each piece as it arrives.
   bool gathers_before_products = false;
@@ -30,8 +31,8 @@ struct Software {
 
   bool is_own() const { return name == own_software; }
 
-  static constexpr std::array<bool, num_lanes> all_lanes(bool value) {
-    std::array<bool, num_lanes> lanes{};
+  static constexpr EnumArray<LaneKind, bool, num_lanes> all_lanes(bool value) {
+    EnumArray<LaneKind, bool, num_lanes> lanes{};
     lanes.fill(value);
     return lanes;
   }

@@ -4,15 +4,16 @@
 #include <fmt/format.h>
 #include <string>
 
+#include "base/enum_array.h"
 #include "base/error.h"
 
 namespace gptrain::inline mesh {
 namespace {
 
-constexpr std::array<MeshAxis, num_mesh_axes> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::data,
-                                                          MeshAxis::pipeline};
-constexpr std::array<MeshAxis, num_mesh_axes> stages_first = {MeshAxis::tensor, MeshAxis::context, MeshAxis::pipeline,
-                                                              MeshAxis::data};
+constexpr EnumArray<MeshAxis, MeshAxis, num_mesh_axes> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::data,
+                                                                   MeshAxis::pipeline};
+constexpr EnumArray<MeshAxis, MeshAxis, num_mesh_axes> stages_first = {MeshAxis::tensor, MeshAxis::context,
+                                                                       MeshAxis::pipeline, MeshAxis::data};
 
 }  // namespace
 
@@ -54,7 +55,7 @@ Mesh::Mesh(const MeshPoint& sizes, int64_t world_size, RankOrder order, ExpertSi
   expert_sizes_ = {experts.tensor, experts.expert, of_stage / of_experts};
 }
 
-const std::array<MeshAxis, num_mesh_axes>& Mesh::axes_in_order() const {
+const EnumArray<MeshAxis, MeshAxis, num_mesh_axes>& Mesh::axes_in_order() const {
   return order_ == RankOrder::tensor_data_pipeline ? all_axes : stages_first;
 }
 
@@ -129,7 +130,7 @@ std::vector<int64_t> Mesh::group(int64_t rank, ExpertAxis axis) const {
   const int64_t number = std::find(ranks.begin(), ranks.end(), rank) - ranks.begin();
   const int64_t first = number - coordinate(rank, axis) * stride;
   std::vector<int64_t> peers;
-  for (int64_t i = 0; i < size(axis); ++i) peers.push_back(ranks[static_cast<size_t>(first + i * stride)]);
+  for (int64_t i = 0; i < size(axis); ++i) peers.push_back(ranks[first + i * stride]);
   return peers;
 }
 

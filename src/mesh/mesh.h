@@ -2,12 +2,12 @@
 // a stage have a second set of coordinates, on the mesh of its experts.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <initializer_list>
 #include <string_view>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "base/kinds.h"
 
 namespace gptrain::inline mesh {
@@ -20,10 +20,10 @@ std::string_view axis_name(MeshAxis axis);
 
 // One number for each axis: the mesh's sizes, or a rank's coordinates.
 struct MeshPoint {
-  std::array<int64_t, num_mesh_axes> values{};
+  EnumArray<MeshAxis, int64_t, num_mesh_axes> values{};
 
-  int64_t& operator[](MeshAxis axis) { return values[static_cast<size_t>(axis)]; }
-  int64_t operator[](MeshAxis axis) const { return values[static_cast<size_t>(axis)]; }
+  int64_t& operator[](MeshAxis axis) { return values[axis]; }
+  int64_t operator[](MeshAxis axis) const { return values[axis]; }
   bool operator==(const MeshPoint&) const = default;
 };
 
@@ -71,7 +71,7 @@ class Mesh {
 
   // The same for the mesh of experts: size, a rank's coordinate, and the ranks, in rising order, that differ from
   // `rank` along `axis` only. All are ranks of one stage.
-  int64_t size(ExpertAxis axis) const { return expert_sizes_[static_cast<size_t>(axis)]; }
+  int64_t size(ExpertAxis axis) const { return expert_sizes_[axis]; }
   int64_t coordinate(int64_t rank, ExpertAxis axis) const;
   std::vector<int64_t> group(int64_t rank, ExpertAxis axis) const;
 
@@ -79,12 +79,12 @@ class Mesh {
   // Returns the ranks of `rank`'s stage, in rising order.
   std::vector<int64_t> stage_ranks(int64_t rank) const;
   // Axes ordered by how close in rank number their neighbours are, closest first.
-  const std::array<MeshAxis, num_mesh_axes>& axes_in_order() const;
+  const EnumArray<MeshAxis, MeshAxis, num_mesh_axes>& axes_in_order() const;
 
   MeshPoint sizes_;
   int64_t world_size_;
   RankOrder order_;
-  std::array<int64_t, num_expert_axes> expert_sizes_;  // by ExpertAxis
+  EnumArray<ExpertAxis, int64_t, num_expert_axes> expert_sizes_;
 };
 
 }  // namespace gptrain::mesh

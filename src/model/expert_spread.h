@@ -55,7 +55,7 @@ class RowArrangement {
   explicit RowArrangement(const ExpertSpread& spread)
       : spread_(spread),
         offsets_(static_cast<size_t>(spread.own_experts()) + 1),
-        runs_(static_cast<size_t>(spread.ranks * spread.own_experts())) {}
+        runs_(spread.ranks * spread.own_experts()) {}
 
   // Computes the permutation for rank `rank` of the group. `starts`: see ExpertSpread::rows_for.
   void arrange(const std::vector<int32_t>& starts, int64_t rank) {
@@ -73,7 +73,7 @@ class RowArrangement {
     });
     int32_t row = 0;
     for (int64_t expert = 0; expert < own; ++expert) {
-      offsets_[static_cast<size_t>(expert)] = row;
+      offsets_[expert] = row;
       for (int64_t from = 0; from < spread_.ranks; ++from) {
         run(from, expert).row = row;
         row += run(from, expert).count;
@@ -101,10 +101,8 @@ class RowArrangement {
   struct Run {
     int32_t number, row, count;
   };
-  Run& run(int64_t from, int64_t expert) { return runs_[static_cast<size_t>(from * spread_.own_experts() + expert)]; }
-  const Run& run(int64_t from, int64_t expert) const {
-    return runs_[static_cast<size_t>(from * spread_.own_experts() + expert)];
-  }
+  Run& run(int64_t from, int64_t expert) { return runs_[from * spread_.own_experts() + expert]; }
+  const Run& run(int64_t from, int64_t expert) const { return runs_[from * spread_.own_experts() + expert]; }
 
   const ExpertSpread spread_;
   std::vector<int32_t> offsets_;

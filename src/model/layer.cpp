@@ -5,14 +5,14 @@ namespace gptrain::inline model {
 UnitTensors::UnitTensors(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout,
                          int64_t unit) {
   add(spec, shards, layout, unit);
-  const int64_t experts = spec.units[static_cast<size_t>(unit)].experts;
+  const int64_t experts = spec.units[unit].experts;
   if (experts >= 0) add(spec, shards, layout, experts);
 }
 
 void UnitTensors::add(const ModelSpec& spec, const std::vector<TensorShard>& shards, const ParameterLayout& layout,
                       int64_t unit) {
-  const UnitRange& range = layout.units[static_cast<size_t>(unit)];
-  const Unit& kind = spec.units[static_cast<size_t>(unit)];
+  const UnitRange& range = layout.units[unit];
+  const Unit& kind = spec.units[unit];
   const std::string prefix = kind.kind == UnitKind::embedding ? "embedding."
                              : kind.kind == UnitKind::head    ? "head."
                                                               : "blocks." + std::to_string(kind.layer) + ".";

@@ -43,9 +43,7 @@ struct StepShape {
   int64_t rows() const { return micro_batch().rows(); }
   // Returns the tokens that the rows of a micro-batch stand for.
   TokenRows token_rows() const { return micro_batch().token_rows(); }
-  bool keeps_products(int64_t layer) const {
-    return !saves_products.empty() && saves_products[static_cast<size_t>(layer)];
-  }
+  bool keeps_products(int64_t layer) const { return !saves_products.empty() && saves_products[layer]; }
   MicroBatchShape micro_batch() const { return {batch, sequence_length, mask_documents, context}; }
 };
 

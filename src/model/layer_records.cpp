@@ -2,6 +2,8 @@
 
 #include <stdexcept>
 
+#include "base/enum_array.h"
+
 namespace gptrain::inline model {
 
 LayerLayout::Field LayerLayout::declare(RecordKind record, const SavedTensor& tensor) {
@@ -34,12 +36,12 @@ void LayerLayout::read_by_weight(Field field) {
 
 LayerRecords& LayerLayout::finish() {
   for (LayerRecords::Entry& entry : records_.entries) {
-    RecordLayout& layout = layouts_[static_cast<size_t>(entry.record)];
+    RecordLayout& layout = layouts_[entry.record];
     const int64_t before = layout.bytes();
     stored_.push_back(codec_type(entry.tensor.codec).add(layout, entry.tensor));
     entry.bytes = layout.bytes() - before;
   }
-  const auto bytes = [this](RecordKind record) { return layouts_[static_cast<size_t>(record)].bytes(); };
+  const auto bytes = [this](RecordKind record) { return layouts_[record].bytes(); };
   records_.saved_for_recompute_bytes = bytes(RecordKind::saved_for_recompute);
   records_.saved_for_input_bytes = bytes(RecordKind::saved_for_input);
   records_.saved_for_weight_bytes = bytes(RecordKind::saved_for_weight);
@@ -49,8 +51,8 @@ LayerRecords& LayerLayout::finish() {
 }
 
 Matrix LayerLayout::in_record(const LayerCall& call, RecordKind record, RecordLayout::Field field) const {
-  const std::array<std::byte*, num_record_kinds> records = {call.saved_for_recompute, call.saved_for_input,
-                                                            call.saved_for_weight, call.gradients, call.fp8_weights};
+  const EnumArray<RecordKind, std::byte*, num_record_kinds> records = {
+      call.saved_for_recompute, call.saved_for_input, call.saved_for_weight, call.gradients, call.fp8_weights};
   const auto index = static_cast<size_t>(record);
   return layouts_[index].at(records[index], field);
 }

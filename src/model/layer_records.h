@@ -1,11 +1,11 @@
 // Tensors that a layer keeps between its actions, declared one by one and laid out in records by their last reader.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "model/codec.h"
 #include "model/layer_call.h"
 #include "model/record.h"
@@ -46,8 +46,8 @@ struct LayerRecords {
   };
   std::vector<Entry> entries;
 
-  const OperandUse& use(UnitPass pass) const { return uses[static_cast<size_t>(pass)]; }
-  OperandUse& use_of(UnitPass pass) { return uses[static_cast<size_t>(pass)]; }
+  const OperandUse& use(UnitPass pass) const { return uses[pass]; }
+  OperandUse& use_of(UnitPass pass) { return uses[pass]; }
 
   bool operator==(const LayerRecords&) const = default;
 };
@@ -92,7 +92,7 @@ class LayerLayout {
 
   const bool keeps_products_;
   LayerRecords records_;
-  std::array<RecordLayout, num_record_kinds> layouts_;
+  EnumArray<RecordKind, RecordLayout, num_record_kinds> layouts_;
   std::vector<StoredFields> stored_;  // one for each field; filled by finish
 };
 

@@ -26,7 +26,7 @@ class Model {
 
   const StepShape& shape() const { return shape_; }
   int64_t num_layers() const { return static_cast<int64_t>(layers_.size()); }
-  Layer& layer(int64_t unit) const { return *layers_[static_cast<size_t>(unit)]; }
+  Layer& layer(int64_t unit) const { return *layers_[unit]; }
   Head& head() const { return *head_; }
   const LayerRecords& records(int64_t unit) const { return layer(unit).records(); }
   int64_t stream_bytes() const { return context_.stream_bytes(); }  // bytes of a layer's input or output, [N, h] R

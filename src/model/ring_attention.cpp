@@ -175,13 +175,13 @@ class RingAttention::KeysAhead {
     if (step == 0) return own_;
     ring_.lane().wait(ticket_);
     begin(step + 1);
-    return received_[static_cast<size_t>(step % 2)];
+    return received_[step % 2];
   }
 
  private:
   void begin(int64_t step) {
     if (step == ring_.num_ranks()) return;
-    const Matrix& to = received_[static_cast<size_t>(step % 2)];
+    const Matrix& to = received_[step % 2];
     ticket_ = ring_.exchange(ring_.sends_keys(step) ? own_ : Matrix(), ring_.rank_after(step),
                              ring_.receives_keys(step) ? to : Matrix(), ring_.rank_after(-step));
   }
@@ -206,7 +206,7 @@ class RingAttention::GradientsBack {
   }
 
   // RETURNS the memory for the gradients that a step computes.
-  KeyGradients of_step(int64_t step) const { return step == 0 ? own_ : split(sent_[static_cast<size_t>(step % 2)]); }
+  KeyGradients of_step(int64_t step) const { return step == 0 ? own_ : split(sent_[step % 2]); }
   // Sends a step's gradients, and adds to the own ones those that other ranks computed in the step before.
   void end_step(int64_t step) {
     const Lane::Ticket before = ticket_;
@@ -218,7 +218,7 @@ class RingAttention::GradientsBack {
     if (step < 2) return;
     ring_.lane().wait(before);
     if (!ring_.sends_keys(step - 1)) return;
-    const KeyGradients arrived = split(received_[static_cast<size_t>((step - 1) % 2)]);
+    const KeyGradients arrived = split(received_[(step - 1) % 2]);
     ring_.add(arrived.k, own_.k);
     ring_.add(arrived.v, own_.v);
   }
@@ -302,7 +302,7 @@ void RingAttention::backward_step(const AttentionBackward& whole, int64_t step, 
       }
     }
   }
-  std::vector<bool> has_keys(static_cast<size_t>(2 * context_.shape.batch), false);
+  std::vector<bool> has_keys(2 * context_.shape.batch, false);
   for (const Pair& pair : with_keys) {
     AttentionBackward op = whole;
     narrow(op, pair, of.keys);

@@ -141,7 +141,7 @@ SpreadExpertRows::SpreadExpertRows(const LayerContext& context, LayerLayout& lay
               .first_share = first_share(context),
               .bound = row_bound(context)},
       arrangement_(spread_),
-      sent_rows_(static_cast<size_t>(axis().size)),
+      sent_rows_(axis().size),
       received_rows_(sent_rows_),
       sent_(sent_rows_),
       received_(sent_rows_) {
@@ -159,12 +159,11 @@ SpreadExpertRows::SpreadExpertRows(const LayerContext& context, LayerLayout& lay
   inputs_ = layout.save(for_weight("experts.inputs", c, rows(), hidden));
   gradients_ = layout.leave({"experts.gradients", c, rows(), hidden});
   // A plan knows no numbers: it keeps these, of experts with equally many rows.
-  host_starts_.resize(static_cast<size_t>(spread_.ranks * (spread_.experts + 1)));
+  host_starts_.resize(spread_.ranks * (spread_.experts + 1));
   const int64_t of_rank = num_assignments() / spread_.ranks;
   for (int64_t rank = 0; rank < spread_.ranks; ++rank) {
     for (int64_t expert = 0; expert <= spread_.experts; ++expert)
-      host_starts_[static_cast<size_t>(rank * (spread_.experts + 1) + expert)] =
-          static_cast<int32_t>(expert * of_rank / experts());
+      host_starts_[rank * (spread_.experts + 1) + expert] = static_cast<int32_t>(expert * of_rank / experts());
   }
 }
 
@@ -180,8 +179,8 @@ void SpreadExpertRows::find_parts(const LayerCall& call) {
   for (int64_t to = 0; to < spread_.ranks; ++to) {
     int64_t first = 0;
     const int64_t rows = spread_.each_sender(host_starts_, to, [&](int64_t from, ExpertSpread::Range range) {
-      if (from == this->axis().rank) sent_rows_[static_cast<size_t>(to)] = {range.first, range.count};
-      if (to == this->axis().rank) received_rows_[static_cast<size_t>(from)] = {first, range.count};
+      if (from == this->axis().rank) sent_rows_[to] = {range.first, range.count};
+      if (to == this->axis().rank) received_rows_[from] = {first, range.count};
       first += range.count;
     });
     note_overflow(rows);

@@ -46,16 +46,15 @@ bool StatisticsLayout::has_sum(std::string_view name) const {
 std::span<const double> StatisticsLayout::part_of(std::string_view name, std::span<const double> sums) const {
   if (!has_sum(name)) return {};
   const Entry& entry = *entry_of(name);
-  return sums.subspan(static_cast<size_t>(entry.offset / dtype_bytes(DType::f64)),
-                      static_cast<size_t>(entry.statistic.count));
+  return sums.subspan(entry.offset / dtype_bytes(DType::f64), entry.statistic.count);
 }
 
 std::vector<std::byte> StatisticsLayout::initial_values() const {
-  std::vector<std::byte> values(static_cast<size_t>(num_sums_ * dtype_bytes(DType::f64)));
+  std::vector<std::byte> values(num_sums_ * dtype_bytes(DType::f64));
   constexpr float least = -std::numeric_limits<float>::infinity();
   for (const Entry& entry : entries_) {
     if (entry.statistic.kind != StatisticKind::largest) continue;
-    values.resize(static_cast<size_t>(entry.offset + entry.statistic.count * dtype_bytes(DType::f32)));
+    values.resize(entry.offset + entry.statistic.count * dtype_bytes(DType::f32));
     for (int64_t i = 0; i < entry.statistic.count; ++i)
       std::memcpy(values.data() + entry.offset + i * dtype_bytes(DType::f32), &least, sizeof least);
   }

@@ -42,11 +42,11 @@ FactoredTables::FactoredTables(const ParameterStore& parameters) {
   const ModelSpec& spec = parameters.spec();
   const PartNumbers numbers(spec, SummedParts::parts);
   for (int64_t index = 0; index < std::ssize(spec.tensors); ++index) {
-    const TensorSpec& tensor = spec.tensors[static_cast<size_t>(index)];
+    const TensorSpec& tensor = spec.tensors[index];
     std::vector<Section> parts = tensor.sections;
     if (parts.empty()) parts = {{tensor.shape[0], 1}};
     const int64_t width = tensor.is_matrix() ? tensor.shape[1] : 1;
-    const bool held = parameters.layout().units[static_cast<size_t>(tensor.unit)].elements > 0;
+    const bool held = parameters.layout().units[tensor.unit].elements > 0;
     const int64_t first_matrix = std::ssize(matrices);
     for (const Section& part : parts) {
       counts.push_back(static_cast<double>(part.rows * width));
@@ -64,18 +64,17 @@ FactoredTables::FactoredTables(const ParameterStore& parameters) {
 
 void FactoredTables::add_ranges(const ParameterStore& parameters, int64_t index, const PartNumbers& numbers,
                                 int64_t first_matrix) {
-  const TensorSpec& tensor = parameters.spec().tensors[static_cast<size_t>(index)];
+  const TensorSpec& tensor = parameters.spec().tensors[index];
   const int64_t unit = tensor.unit;
   const UnitPiece piece = parameters.piece(unit);
   const UpdateRange held = parameters.update_range(unit);
   const int64_t unit_start = parameters.offset_in_summed(unit) - piece.first;  // offset in the buffer of gradients
   const ParameterLayout& layout = parameters.layout();
-  const int64_t start =
-      layout.segments[static_cast<size_t>(index)].offset - layout.units[static_cast<size_t>(unit)].offset;
+  const int64_t start = layout.segments[index].offset - layout.units[unit].offset;
   int64_t first_row = 0, part = numbers.first(index);  // first row, and number, of the matrix that contains a box
-  for (const ShardBox& whole : parameters.shards()[static_cast<size_t>(index)].boxes) {
+  for (const ShardBox& whole : parameters.shards()[index].boxes) {
     for (const auto& [box, number] : numbers.cut(tensor, index, whole)) {
-      for (; part < number; ++part) first_row += tensor.sections[static_cast<size_t>(part - numbers.first(index))].rows;
+      for (; part < number; ++part) first_row += tensor.sections[part - numbers.first(index)].rows;
       const int64_t box_first = start + box.local_offset;
       const auto add = [&](int64_t first, int64_t end, std::vector<MatrixRange>& ranges) {
         const int64_t from = std::max(first, box_first), to = std::min(end, box_first + box.count());

@@ -35,7 +35,7 @@ std::vector<BlockMatrix> block_matrices(const ModelSpec& spec, const ParameterLa
   std::vector<BlockMatrix> matrices;
   for (size_t i = 0; i < spec.tensors.size(); ++i) {
     const TensorSpec& tensor = spec.tensors[i];
-    if (!tensor.of_block_matrix || layout.units[static_cast<size_t>(tensor.unit)].elements == 0) continue;
+    if (!tensor.of_block_matrix || layout.units[tensor.unit].elements == 0) continue;
     std::vector<Section> sections = tensor.sections;
     if (sections.empty()) sections = {{tensor.shape[0], 1}};
     int64_t first_row = 0;
@@ -84,13 +84,13 @@ MatrixExchange::MatrixExchange(const UpdateContext& context)
   const bool holds_all = !context.parameters.sharding().cuts_state();
   for (int64_t i = 0; i < std::ssize(matrices_); ++i) {
     if (i % ranks == 0) {
-      const std::vector<PeerPart> none(static_cast<size_t>(ranks));
+      const std::vector<PeerPart> none(ranks);
       rounds_.push_back({-1, none, none, none, none, {}, {}});
     }
     Round& round = rounds_.back();
     const int64_t turn = i % ranks;
     const auto owner = static_cast<size_t>(std::ssize(rounds_) % 2 == 1 ? turn : ranks - 1 - turn);
-    const BlockMatrix& matrix = matrices_[static_cast<size_t>(i)];
+    const BlockMatrix& matrix = matrices_[i];
     const MatrixPart part = part_of(matrix, holders_[own_]);
     const PeerPart range{part.count > 0 ? in_gradients(matrix, part) : 0, part.count};
     // If every replica holds all elements, the owner takes them from ranks with its own number.
@@ -106,7 +106,7 @@ MatrixExchange::MatrixExchange(const UpdateContext& context)
 
 bool MatrixExchange::is_spread(int64_t tensor) const {
   const int64_t unit = context_.parameters.spec().tensors[static_cast<size_t>(tensor)].unit;
-  return context_.parameters.layout().units[static_cast<size_t>(unit)].replicas == ReplicaGroup::expert_data;
+  return context_.parameters.layout().units[unit].replicas == ReplicaGroup::expert_data;
 }
 
 TensorShard MatrixExchange::shard_on(int64_t tensor, const Holder& holder) const {
@@ -127,7 +127,7 @@ MatrixPart MatrixExchange::part_of(const BlockMatrix& matrix, const Holder& hold
   MatrixPart part;
   if (shard.boxes.empty()) return part;
   const int64_t unit = parameters.spec().tensors[static_cast<size_t>(matrix.tensor)].unit;
-  const UnitRange& range = parameters.layout().units[static_cast<size_t>(unit)];
+  const UnitRange& range = parameters.layout().units[unit];
   const bool pieces = parameters.sharding().cuts_state();
   const UnitPiece held = pieces ? parameters.piece(unit, replica(matrix, holder)) : UnitPiece{0, range.elements};
   const int64_t in_unit = parameters.layout().segments[own_like(matrix.tensor, holder)].offset - range.offset;
@@ -148,7 +148,7 @@ MatrixPart MatrixExchange::part_of(const BlockMatrix& matrix, const Holder& hold
 
 int64_t MatrixExchange::in_gradients(const BlockMatrix& matrix, const MatrixPart& part) const {
   const ParameterStore& parameters = context_.parameters;
-  const int64_t unit = context_.parameters.spec().tensors[static_cast<size_t>(matrix.tensor)].unit;
+  const int64_t unit = context_.parameters.spec().tensors[matrix.tensor].unit;
   const UpdateRange range = parameters.update_range(unit);
   const auto* const gradients = reinterpret_cast<const float*>(range.gradients);
   return gradients - parameters.summed_gradients().as<const float>() + part.in_unit - range.first;
@@ -157,7 +157,7 @@ int64_t MatrixExchange::in_gradients(const BlockMatrix& matrix, const MatrixPart
 // Adds the transfers of this rank's own matrix from and to its peers. Peers that hold the same elements get them from
 // the same range of `parts`.
 void MatrixExchange::add_own(Round& round) const {
-  const BlockMatrix& matrix = matrices_[static_cast<size_t>(round.own)];
+  const BlockMatrix& matrix = matrices_[round.own];
   const bool holds_all = !context_.parameters.sharding().cuts_state();
   int64_t received = 0, sent = 0;
   const auto key = [](const MatrixPart& part) { return std::tuple(part.row, part.col, part.first, part.count); };
@@ -196,9 +196,9 @@ void MatrixExchange::copy_parts(const BlockMatrix& matrix, const std::vector<Gat
 
 void MatrixExchange::play(int64_t number, std::byte* whole, std::byte* parts,
                           const std::function<void(const BlockMatrix&, const Matrix&)>& work) {
-  const Round& round = rounds_[static_cast<size_t>(number)];
+  const Round& round = rounds_[number];
   void* const gradients = context_.parameters.summed_gradients().data;
-  const BlockMatrix* const own = round.own < 0 ? nullptr : &matrices_[static_cast<size_t>(round.own)];
+  const BlockMatrix* const own = round.own < 0 ? nullptr : &matrices_[round.own];
   if (!gathers()) {
     auto* const values = static_cast<float*>(gradients) + round.sent.front().first;
     return work(*own, Matrix(values, DType::f32, own->rows, own->cols));

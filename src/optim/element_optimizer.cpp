@@ -27,7 +27,7 @@ TensorOrder kind_of(const TensorSpec& tensor, UnitEnd end) {
 // RETURNS the elements of this rank's part of the unit before the tensors of UnitEnd.
 int64_t elements_before_last(const ParameterStore& parameters, int64_t unit) {
   const UpdateRange range = parameters.update_range(unit);
-  const int64_t before = parameters.layout().units[static_cast<size_t>(unit)].before_last;
+  const int64_t before = parameters.layout().units[unit].before_last;
   return std::clamp<int64_t>(before - range.first, 0, range.elements);
 }
 
@@ -36,17 +36,17 @@ int64_t elements_before_last(const ParameterStore& parameters, int64_t unit) {
 void add_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit, TensorOrder kind,
                   bool last_is_separate, const PartNumbers& numbers, std::vector<UpdateSegment>& segments) {
   const ParameterLayout& layout = parameters.layout();
-  const UnitRange& range = layout.units[static_cast<size_t>(unit)];
+  const UnitRange& range = layout.units[unit];
   const UpdateRange updated = parameters.update_range(unit);
   int64_t elements_before = 0;
   if (parameters.sharding().pure && kind != TensorOrder::norms) elements_before = parameters.norm_piece(unit).count;
   if (last_is_separate && kind == TensorOrder::last) elements_before = elements_before_last(parameters, unit);
   for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
-    const TensorSpec& tensor = parameters.spec().tensors[static_cast<size_t>(i)];
+    const TensorSpec& tensor = parameters.spec().tensors[i];
     if (kind_of(tensor, layout.end) != kind) continue;
-    const int64_t start = layout.segments[static_cast<size_t>(i)].offset - range.offset;
+    const int64_t start = layout.segments[i].offset - range.offset;
     // Elements outside boxes are padding, whose weights and gradients stay zero without an update.
-    for (const ShardBox& whole : parameters.shards()[static_cast<size_t>(i)].boxes) {
+    for (const ShardBox& whole : parameters.shards()[i].boxes) {
       for (const auto& [box, part] : numbers.cut(tensor, i, whole)) {
         const int64_t in_unit = start + box.local_offset;
         const int64_t from = std::max(updated.first, in_unit);

@@ -25,7 +25,7 @@ class PartNumbers {
 
   // RETURN the number of a tensor's first part, and the number of all parts. Parts are numbered consecutively, tensor
   // after tensor.
-  int64_t first(int64_t tensor) const { return first_[static_cast<size_t>(tensor)]; }
+  int64_t first(int64_t tensor) const { return first_[tensor]; }
   int64_t all() const { return first_.back(); }
 
   struct NumberedBox {

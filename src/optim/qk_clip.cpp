@@ -29,11 +29,11 @@ struct Heads {
 void add_segments(const ParameterStore& parameters, size_t index, std::vector<HeadSegment>& segments) {
   const TensorSpec& tensor = parameters.spec().tensors[index];
   const Heads heads(tensor);
-  const int64_t layer = parameters.spec().units[static_cast<size_t>(tensor.unit)].layer;
+  const int64_t layer = parameters.spec().units[tensor.unit].layer;
   const int64_t group = heads.num_heads / heads.num_kv_heads, cols = tensor.is_matrix() ? tensor.shape[1] : 1;
   const UpdateRange held = parameters.update_range(tensor.unit);
-  const int64_t start = parameters.layout().segments[index].offset -
-                        parameters.layout().units[static_cast<size_t>(tensor.unit)].offset - held.first;
+  const int64_t start =
+      parameters.layout().segments[index].offset - parameters.layout().units[tensor.unit].offset - held.first;
   for (const ShardBox& box : parameters.shards()[index].boxes) {
     for (int64_t i = 0; i < heads.num_heads + heads.num_kv_heads; ++i) {
       const int64_t from_row = std::max(box.offset[0], i * heads.rows);
@@ -60,7 +60,7 @@ struct ClippedSegments {
 
   explicit ClippedSegments(const ParameterStore& parameters) : first{0} {
     for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit) {
-      const UnitRange& range = parameters.layout().units[static_cast<size_t>(unit)];
+      const UnitRange& range = parameters.layout().units[unit];
       for (int64_t i = range.first_tensor; range.elements > 0 && i < range.first_tensor + range.num_tensors; ++i) {
         const auto index = static_cast<size_t>(i);
         if (is_of_queries(parameters.spec().tensors[index])) add_segments(parameters, index, all);
@@ -86,7 +86,7 @@ QkClip::QkClip(const UpdateContext& context, double threshold, const Matrix& sco
 int64_t QkClip::table_bytes(const ParameterStore& parameters) { return align_up(ClippedSegments(parameters).bytes()); }
 
 void QkClip::clip(int64_t unit) const {
-  const int64_t first = first_segment_[static_cast<size_t>(unit)];
+  const int64_t first = first_segment_[unit];
   const int64_t end = first_segment_[static_cast<size_t>(unit) + 1];
   if (first == end) return;
   const ElementUpdate operands = unit_operands(context_, unit, 0, context_.parameters.update_range(unit).elements);

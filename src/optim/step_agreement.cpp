@@ -27,7 +27,7 @@ std::vector<SquaredNorm::Segment> norm_segments(const ParameterStore& parameters
   const ParameterLayout& layout = parameters.layout();
   for (size_t tensor = 0; tensor < spec.tensors.size(); ++tensor) {
     const int64_t unit = spec.tensors[tensor].unit;
-    const UnitRange& range = layout.units[static_cast<size_t>(unit)];
+    const UnitRange& range = layout.units[unit];
     const UnitPiece piece = parameters.piece(unit);
     if (firsts != nullptr && static_cast<int64_t>(tensor) == range.first_tensor)
       firsts->push_back(std::ssize(segments));
@@ -98,8 +98,8 @@ bool StepAgreement::agree_to_stop(bool wanted) {
 
 void StepAgreement::measure(int64_t unit) {
   const ParameterStore& parameters = context_.parameters;
-  const UnitRange& range = parameters.layout().units[static_cast<size_t>(unit)];
-  const int64_t first = first_segments_[static_cast<size_t>(unit)];
+  const UnitRange& range = parameters.layout().units[unit];
+  const int64_t first = first_segments_[unit];
   const int64_t end = first_segments_[static_cast<size_t>(unit) + 1];
   context_.backend.run(
       SquaredNorm{.segments = tables_.segments + first,
@@ -113,7 +113,7 @@ void StepAgreement::agree() {
   if (context_.parameters.sharding().gradients_away) {
     // Units of other stages still have the sums of the last step.
     for (int64_t unit = 0; unit < context_.parameters.num_parameter_units(); ++unit)
-      if (context_.parameters.layout().units[static_cast<size_t>(unit)].elements == 0) measure(unit);
+      if (context_.parameters.layout().units[unit].elements == 0) measure(unit);
   } else {
     context_.backend.run(SquaredNorm{.segments = tables_.segments,
                                      .num_segments = num_segments_,

@@ -13,7 +13,7 @@ void add_measured(const ParameterStore& parameters, const PartNumbers& numbers, 
   const auto i = static_cast<size_t>(index);
   const ParameterLayout& layout = parameters.layout();
   const TensorSpec& tensor = parameters.spec().tensors[i];
-  const int64_t start = layout.segments[i].offset - layout.units[static_cast<size_t>(tensor.unit)].offset;
+  const int64_t start = layout.segments[i].offset - layout.units[tensor.unit].offset;
   for (const ShardBox& whole : parameters.shards()[i].boxes) {
     if (!whole.owned) continue;
     for (const auto& [box, part] : numbers.cut(tensor, index, whole)) {
@@ -42,13 +42,12 @@ TensorSums::Measured TensorSums::measured(const ParameterStore& parameters, Summ
   measured.num_rows = numbers.all();
   std::vector<Part> norm_parts;  // norms' ops, run last, so that readers of the plan find units in order
   for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit) {
-    const UnitRange& range = layout.units[static_cast<size_t>(unit)];
+    const UnitRange& range = layout.units[unit];
     const UnitPiece piece = parameters.piece(unit);
     const auto add_part = [&](int64_t first_tensor, int64_t num_tensors, int64_t first, int64_t end, bool of_norms) {
       const int64_t first_segment = std::ssize(measured.segments);
       for (int64_t i = first_tensor; i < first_tensor + num_tensors; ++i) {
-        if (all || spec.tensors[static_cast<size_t>(i)].decay)
-          add_measured(parameters, numbers, i, first, end, measured.segments);
+        if (all || spec.tensors[i].decay) add_measured(parameters, numbers, i, first, end, measured.segments);
       }
       const int64_t num_segments = std::ssize(measured.segments) - first_segment;
       const int64_t first_row = numbers.first(first_tensor);
@@ -61,7 +60,7 @@ TensorSums::Measured TensorSums::measured(const ParameterStore& parameters, Summ
     add_part(range.first_tensor, range.num_tensors, first, std::max(piece.end(), first), false);
     for (int64_t i = range.first_tensor; all && masters_of_norms_only && i < range.first_tensor + range.num_tensors;
          ++i) {
-      if (spec.tensors[static_cast<size_t>(i)].norm_use != NormUse::no_norm)
+      if (spec.tensors[i].norm_use != NormUse::no_norm)
         add_part(i, 1, piece.first, std::min(piece.end(), range.norm_elements), true);
     }
   }

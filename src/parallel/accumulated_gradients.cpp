@@ -21,11 +21,11 @@ RandomUse rounding_of(const TensorSpec& tensor, const UnitRange& unit, const Sha
 void add_kept_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit, int64_t first, int64_t elements,
                        std::vector<KeptSegment>& segments) {
   const ParameterLayout& layout = parameters.layout();
-  const UnitRange& range = layout.units[static_cast<size_t>(unit)];
+  const UnitRange& range = layout.units[unit];
   for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
-    const TensorSpec& tensor = parameters.spec().tensors[static_cast<size_t>(i)];
-    for (const ShardBox& box : parameters.shards()[static_cast<size_t>(i)].boxes) {
-      const int64_t in_unit = layout.segments[static_cast<size_t>(i)].offset - range.offset + box.local_offset;
+    const TensorSpec& tensor = parameters.spec().tensors[i];
+    for (const ShardBox& box : parameters.shards()[i].boxes) {
+      const int64_t in_unit = layout.segments[i].offset - range.offset + box.local_offset;
       const int64_t from = std::max(first, in_unit);
       const int64_t to = std::min(first + elements, in_unit + box.count());
       if (from < to)
@@ -48,8 +48,7 @@ int64_t AccumulatedGradients::table_bytes(const ParameterStore& parameters) {
     const UpdateRange updated = parameters.update_range(unit);
     add_kept_segments(parameters, 0, unit, updated.first, updated.elements, segments);
     if (sharding.cuts_state() && !sharding.cuts_gradients())
-      add_kept_segments(parameters, 0, unit, 0, parameters.layout().units[static_cast<size_t>(unit)].elements,
-                        segments);
+      add_kept_segments(parameters, 0, unit, 0, parameters.layout().units[unit].elements, segments);
   }
   return align_up(static_cast<int64_t>(segments.size() * sizeof(KeptSegment)));
 }
@@ -77,7 +76,7 @@ AccumulatedGradients::AccumulatedGradients(const ParameterStore& parameters, uin
     summed_.push_back(range_of(unit, updated.first, updated.elements, updated.gradients));
     if (!sharding_.cuts_state()) own_.push_back(summed_.back());
     if (sharding_.cuts_state() && !sharding_.cuts_gradients())
-      own_.push_back(range_of(unit, 0, parameters.layout().units[static_cast<size_t>(unit)].elements,
+      own_.push_back(range_of(unit, 0, parameters.layout().units[unit].elements,
                               updated.gradients - updated.first * dtype_bytes(sharding_.gradients)));
   }
   backend.upload(table, segments.data(), static_cast<int64_t>(segments.size() * sizeof(KeptSegment)));
@@ -96,20 +95,20 @@ void AccumulatedGradients::add(const Range& range, std::byte* whole, bool accumu
 }
 
 void AccumulatedGradients::add_own(int64_t unit, std::byte* whole, int64_t micro_batch) const {
-  const Range& own = own_[static_cast<size_t>(unit)];
+  const Range& own = own_[unit];
   add(own, whole, micro_batch > 0, own.first_draw + micro_batch);
 }
 
 void AccumulatedGradients::add_accumulated_to(int64_t unit, std::byte* whole) const {
   if (sharding_.cuts_gradients() || micro_batches_ == 1) return;
-  const Range& own = own_[static_cast<size_t>(unit)];
+  const Range& own = own_[unit];
   if (own.elements > 0)
     backend_.run(Add{.from = Matrix(own.sums, sharding_.gradients, 1, own.elements),
                      .to = Matrix(whole, DType::f32, 1, own.elements)});
 }
 
 void AccumulatedGradients::add_sum(int64_t unit, std::byte* whole, int64_t micro_batch) const {
-  add(summed_[static_cast<size_t>(unit)], whole, sharding_.cuts_gradients() && micro_batch > 0, micro_batch);
+  add(summed_[unit], whole, sharding_.cuts_gradients() && micro_batch > 0, micro_batch);
 }
 
 }  // namespace gptrain::parallel

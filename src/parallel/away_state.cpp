@@ -1,18 +1,18 @@
 #include "parallel/away_state.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <fmt/format.h>
 #include <string_view>
 #include <utility>
 
+#include "base/enum_array.h"
 #include "ops/op_event.h"
 
 namespace gptrain::inline parallel {
 
 std::vector<StoredPiece> stored_pieces(const ParameterStore& parameters) {
-  constexpr std::array<std::string_view, num_away_parts> names = {"optimizer state", "weights", "gradients"};
+  constexpr EnumArray<AwayPart, std::string_view, num_away_parts> names = {"optimizer state", "weights", "gradients"};
   std::vector<StoredPiece> pieces;
   for (size_t part = 0; part < num_away_parts; ++part) {
     for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit)
@@ -88,8 +88,7 @@ void AwayState::clear() {
   before_use_();
   release();
   for (const int64_t unit : units_) {
-    if (files_ != nullptr)
-      std::memset(parameters_.landing(unit), 0, static_cast<size_t>(parameters_.state_layout().range_away(unit).bytes));
+    if (files_ != nullptr) std::memset(parameters_.landing(unit), 0, parameters_.state_layout().range_away(unit).bytes);
     move(unit, true);
   }
 }

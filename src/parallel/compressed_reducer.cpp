@@ -26,7 +26,7 @@ class CompressedReducer final : public GradientReducer {
       const auto own = static_cast<size_t>(rank_in_group(static_cast<int64_t>(unit)));
       for (int64_t peer = 0; peer < std::ssize(messages.pieces); ++peer) {
         const int64_t start = peer * messages.stride;
-        const PeerPart part{start, messages.pieces[static_cast<size_t>(peer)].bytes};
+        const PeerPart part{start, messages.pieces[peer].bytes};
         const int64_t own_bytes = messages.pieces[own].bytes;
         parts.pieces.push_back(part);
         parts.own_from_all.push_back({start, own_bytes});
@@ -42,7 +42,7 @@ class CompressedReducer final : public GradientReducer {
 
   Lane::Ticket begin(int64_t unit, int phase, const UnitGradients& of) override {
     if (!messages(unit).is_coded()) return plain_sum(context_, unit, of.whole, DType::f32);
-    const Parts& parts = parts_[static_cast<size_t>(unit)];
+    const Parts& parts = parts_[unit];
     if (phase == 0) {
       encode_all(unit, of);
       return exchange(unit, of, parts.pieces, parts.own_from_all);
@@ -63,8 +63,8 @@ class CompressedReducer final : public GradientReducer {
   }
 
   void end_step(int64_t unit) override {
-    if (!has_errors_[static_cast<size_t>(unit)]) return;
-    has_errors_[static_cast<size_t>(unit)] = false;
+    if (!has_errors_[unit]) return;
+    has_errors_[unit] = false;
     const UnitMessages& of = messages(unit);
     context_.backend.run(KeepResidual{.state = compression_.state,
                                       .errors = floats(compression_.errors, of.first_residual, of.num_residuals),
@@ -77,11 +77,9 @@ class CompressedReducer final : public GradientReducer {
     std::vector<PeerPart> pieces, own_from_all, own_to_all;
   };
 
-  const UnitMessages& messages(int64_t unit) const { return compression_.messages.units[static_cast<size_t>(unit)]; }
+  const UnitMessages& messages(int64_t unit) const { return compression_.messages.units[unit]; }
   int64_t rank_in_group(int64_t unit) const { return context_.parameters.replica_rank(unit).rank; }
-  const PieceMessage& own_piece(int64_t unit) const {
-    return messages(unit).pieces[static_cast<size_t>(rank_in_group(unit))];
-  }
+  const PieceMessage& own_piece(int64_t unit) const { return messages(unit).pieces[rank_in_group(unit)]; }
   std::byte* sent(int64_t unit, const UnitGradients& of, int64_t piece) const {
     return of.narrow + piece * messages(unit).stride;
   }
@@ -91,8 +89,8 @@ class CompressedReducer final : public GradientReducer {
 
   Lane::Ticket exchange(int64_t unit, const UnitGradients& of, const std::vector<PeerPart>& sent_parts,
                         const std::vector<PeerPart>& received_parts) const {
-    Communicator* const replicas = context_.groups.group(
-        LaneKind::gradients, kind_of(context_.parameters.layout().units[static_cast<size_t>(unit)].replicas));
+    Communicator* const replicas =
+        context_.groups.group(LaneKind::gradients, kind_of(context_.parameters.layout().units[unit].replicas));
     return context_.groups.lane(LaneKind::gradients)
         .all_to_all_v(replicas, sent(unit, of, 0), sent_parts, received(unit, of, 0), received_parts, DType::u8);
   }
@@ -136,7 +134,7 @@ class CompressedReducer final : public GradientReducer {
   // steps left, each later sum the errors of the sum before it.
   void encode_all(int64_t unit, const UnitGradients& of) {
     const bool keeps = compression_.errors != nullptr;
-    const bool is_first = !has_errors_[static_cast<size_t>(unit)];
+    const bool is_first = !has_errors_[unit];
     std::byte* const before = is_first ? compression_.residuals : compression_.errors;
     const std::vector<PieceMessage>& pieces = messages(unit).pieces;
     for (size_t piece = 0; piece < pieces.size(); ++piece) {
@@ -152,7 +150,7 @@ class CompressedReducer final : public GradientReducer {
         subtract_from(values, errors);
       }
     }
-    if (keeps) has_errors_[static_cast<size_t>(unit)] = true;
+    if (keeps) has_errors_[unit] = true;
   }
 
   // Returns the offset of a run in the piece after this rank's: memory of the unit's buffer that is free once its

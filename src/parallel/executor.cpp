@@ -82,8 +82,8 @@ LayerCall Executor::call_of(const Action& action) const {
                  .experts = parameters.experts};
   if (const int32_t prepared = action[Operand::prepared_weights]; prepared >= 0) {
     // The first action that names the copies makes them.
-    const int32_t first = program_.schedule.buffers[static_cast<size_t>(prepared)].first;
-    call.prepare_weights = &action == &program_.schedule.actions[static_cast<size_t>(first)];
+    const int32_t first = program_.schedule.buffers[prepared].first;
+    call.prepare_weights = &action == &program_.schedule.actions[first];
   }
   return call;
 }

@@ -68,7 +68,7 @@ void take_factors(GradientMessages& messages, UnitMessages& of_unit, const std::
                   const UnitRange& range, const CompressionConfig& compression, const ModelSpec& spec) {
   UnitFactors& factors = of_unit.factors;
   for (const CodedTensor& tensor : coded) {
-    const int64_t cols = spec.tensors[static_cast<size_t>(tensor.tensor)].shape.back(), rows = tensor.count / cols;
+    const int64_t cols = spec.tensors[tensor.tensor].shape.back(), rows = tensor.count / cols;
     factors.matrices.push_back({.tensor = tensor.tensor,
                                 .first = tensor.first,
                                 .rows = rows,

@@ -40,7 +40,7 @@ class NarrowReducer final : public GradientReducer {
   }
 
  private:
-  const UnitRange& range(int64_t unit) const { return context_.parameters.layout().units[static_cast<size_t>(unit)]; }
+  const UnitRange& range(int64_t unit) const { return context_.parameters.layout().units[unit]; }
 
   const ReductionContext context_;
 };
@@ -48,7 +48,7 @@ class NarrowReducer final : public GradientReducer {
 }  // namespace
 
 Lane::Ticket plain_sum(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype) {
-  const UnitRange& range = context.parameters.layout().units[static_cast<size_t>(unit)];
+  const UnitRange& range = context.parameters.layout().units[unit];
   Lane& lane = context.groups.lane(LaneKind::gradients);
   Communicator* const replicas = context.groups.group(LaneKind::gradients, kind_of(range.replicas));
   if (!context.parameters.sharding().cuts_state()) return lane.all_reduce(replicas, gradients, range.elements, dtype);

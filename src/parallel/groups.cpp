@@ -176,7 +176,7 @@ int64_t share_of_lane(int64_t bytes, int64_t lanes, bool first) {
 ExchangeBytes planned_exchange_bytes(const Target& target, const RankGroups& groups) {
   ExchangeBytes bytes{};
   const bool is_gpu = target.kind == Target::Kind::gpu;
-  int64_t& on_host = bytes[static_cast<size_t>(is_gpu ? MemoryPlace::pinned_host : MemoryPlace::device)];
+  int64_t& on_host = bytes[is_gpu ? MemoryPlace::pinned_host : MemoryPlace::device];
   bool any = false;
   for (size_t kind = 0; kind < num_lanes; ++kind) {
     const auto lane = static_cast<LaneKind>(kind);
@@ -185,7 +185,7 @@ ExchangeBytes planned_exchange_bytes(const Target& target, const RankGroups& gro
   }
   if (!is_gpu || !any) return bytes;
   if (target.device_links) {
-    bytes[static_cast<size_t>(MemoryPlace::device)] += device_exchange_bytes;
+    bytes[MemoryPlace::device] += device_exchange_bytes;
   } else {
     on_host += staging_bytes;
   }
@@ -265,13 +265,13 @@ RankGroups::RankGroups(const StepConfig& config, World& world)
     RankLane& lane = on(group.lane);
     if (world.of_processes() && lane.scratch == nullptr && lane.ranks_that_reduce > 1)
       lane.scratch = std::make_shared<ExchangeScratch>(static_cast<int>(lane.ranks_that_reduce));
-    make(group.group, {std::string(lane_names[static_cast<size_t>(group.lane)]), lane.scratch, group.reduces},
+    make(group.group, {std::string(lane_names[group.lane]), lane.scratch, group.reduces},
          lane.host[index(group.group)]);
   }
   for (const NeighbourGroup& group : neighbour_groups(config, mesh_)) {
     const LaneKind kind = group.ranks[0] == rank_ ? group.send : group.receive;
     auto made = world.make_group({static_cast<int>(group.ranks[0]), static_cast<int>(group.ranks[1])},
-                                 {.lane = std::string(lane_names[static_cast<size_t>(group.send)]), .reduces = false});
+                                 {.lane = std::string(lane_names[group.send]), .reduces = false});
     if (made) on(kind).host[index(neighbours_of(kind))] = std::move(made);
   }
   std::vector<GroupKind> kinds = {GroupKind::world, GroupKind::tensor, GroupKind::data};
@@ -340,8 +340,8 @@ ExchangeBytes RankGroups::exchanged_bytes() const {
   ExchangeBytes bytes{};
   for (const RankLane& lane : lanes_) {
     const bool has_device = lane.queue != nullptr;
-    int64_t& on_device = bytes[static_cast<size_t>(MemoryPlace::device)];
-    int64_t& on_host = has_device ? bytes[static_cast<size_t>(MemoryPlace::pinned_host)] : on_device;
+    int64_t& on_device = bytes[MemoryPlace::device];
+    int64_t& on_host = has_device ? bytes[MemoryPlace::pinned_host] : on_device;
     if (lane.exchanged) (linked_ ? on_device : on_host) += lane.exchanged->bytes();
     if (lane.scratch) on_host += lane.scratch->bytes();
   }
@@ -352,8 +352,7 @@ Communicator* RankGroups::group(LaneKind lane, GroupKind kind) const {
   const RankLane& of = on(lane);
   Communicator* const group = (of.queue ? of.device : of.host)[index(kind)].get();
   if (group == nullptr && sizes_[index(kind)] > 1) {
-    throw Error(ExitCode::device, "the lane {} has no group {}", lane_names[static_cast<size_t>(lane)],
-                group_names[index(kind)]);
+    throw Error(ExitCode::device, "the lane {} has no group {}", lane_names[lane], group_names[index(kind)]);
   }
   return group;
 }

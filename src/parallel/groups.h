@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "comm/exchange.h"
 #include "comm/lane.h"
 #include "comm/plan.h"
@@ -39,9 +40,9 @@ enum class GroupKind : uint8_t {
 };
 constexpr size_t num_group_kinds = static_cast<size_t>(GroupKind::count);
 // Names in reports.
-constexpr std::array<std::string_view, num_group_kinds> group_names = {"world", "tensor", "context",     "replicas",
-                                                                       "data",  "expert", "expert_data", "stage",
-                                                                       "loss",  "tied",   "next",        "previous"};
+constexpr EnumArray<GroupKind, std::string_view, num_group_kinds> group_names = {
+    "world",       "tensor", "context", "replicas", "data", "expert",
+    "expert_data", "stage",  "loss",    "tied",     "next", "previous"};
 
 // Kinds of communication in a step. Each has a lane of its own (comm/lane.h).
 enum class LaneKind : uint8_t {
@@ -59,9 +60,9 @@ enum class LaneKind : uint8_t {
   count
 };
 constexpr size_t num_lanes = static_cast<size_t>(LaneKind::count);
-constexpr std::array<std::string_view, num_lanes> lane_names = {"tensor",           "gradients",     "weights",
-                                                                "context",          "expert",        "send_next",
-                                                                "receive_previous", "send_previous", "receive_next"};
+constexpr EnumArray<LaneKind, std::string_view, num_lanes> lane_names = {
+    "tensor",    "gradients",        "weights",       "context",     "expert",
+    "send_next", "receive_previous", "send_previous", "receive_next"};
 // Numbers of the things that ops may wait for: the lanes as in LaneKind, then the copies of offloaded records, then
 // updates whose state is on disk.
 constexpr size_t copy_lane = num_lanes;
@@ -82,8 +83,8 @@ struct LaneGroup {
 };
 
 // Traffic of a rank in a step by group, and by lane and group.
-using GroupTraffic = std::array<TrafficTable, num_group_kinds>;
-using LaneTraffic = std::array<GroupTraffic, num_lanes>;
+using GroupTraffic = EnumArray<GroupKind, TrafficTable, num_group_kinds>;
+using LaneTraffic = EnumArray<LaneKind, GroupTraffic, num_lanes>;
 
 // Returns the mesh of a config for `world_size` ranks. THROWS Error(fault) with the nearest possible sizes if the model
 // parallel ranks do not divide world_size. `fault` is usage if the command line asks for the size, else device.
@@ -111,7 +112,7 @@ std::vector<NeighbourGroup> neighbour_groups(const StepConfig& config, const Mes
 // Returns the group of a lane between stages.
 GroupKind neighbours_of(LaneKind lane);
 
-using ExchangeBytes = std::array<int64_t, num_memory_places>;
+using ExchangeBytes = EnumArray<MemoryPlace, int64_t, num_memory_places>;
 
 // A rank's groups and lanes. Must not be copied, as items issued on the lanes refer to the groups.
 class RankGroups {
@@ -155,7 +156,7 @@ class RankGroups {
   int64_t num_ranks(GroupKind kind) const { return sizes_[index(kind)]; }
   // Returns the group for agreements, which the rank's thread uses directly, not on a lane, with host memory. `kind` is
   // world, tensor, data or expert_data. The group moves data and does not reduce. Null if it has one rank.
-  Communicator* group(GroupKind kind) const { return groups_[static_cast<size_t>(kind)].get(); }
+  Communicator* group(GroupKind kind) const { return groups_[kind].get(); }
   // Returns the group of a lane, which communicates the backend's memory. Null if it has one rank. THROWS Error(device)
   // if the lane has no such group.
   Communicator* group(LaneKind lane, GroupKind kind) const;
@@ -203,7 +204,7 @@ class RankGroups {
 
  private:
   // Communicators by GroupKind; null if the group has one rank.
-  using GroupHandles = std::array<std::unique_ptr<Communicator>, num_group_kinds>;
+  using GroupHandles = EnumArray<GroupKind, std::unique_ptr<Communicator>, num_group_kinds>;
 
   struct RankLane {
     int64_t ranks = 1;                         // size of its largest group
@@ -218,8 +219,8 @@ class RankGroups {
 
   StageRank stage_rank_at(const MeshPoint& at) const;
   static size_t index(GroupKind kind) { return static_cast<size_t>(kind); }
-  RankLane& on(LaneKind kind) { return lanes_[static_cast<size_t>(kind)]; }
-  const RankLane& on(LaneKind kind) const { return lanes_[static_cast<size_t>(kind)]; }
+  RankLane& on(LaneKind kind) { return lanes_[kind]; }
+  const RankLane& on(LaneKind kind) const { return lanes_[kind]; }
   void note_sizes(const StepConfig& config, const std::vector<LaneGroup>& groups);
   void start_lanes(bool threaded);
 
@@ -231,8 +232,8 @@ class RankGroups {
   EventLog* log_ = nullptr;
   Activity* activity_ = nullptr;
   GroupHandles groups_;
-  std::array<int64_t, num_group_kinds> sizes_{};
-  std::array<RankLane, num_lanes> lanes_;
+  EnumArray<GroupKind, int64_t, num_group_kinds> sizes_{};
+  EnumArray<LaneKind, RankLane, num_lanes> lanes_;
   std::vector<LaneKind> neighbour_lanes_;  // this rank's lanes between stages, in the order of making their groups
   std::shared_ptr<LaneFailure> failure_;
 };

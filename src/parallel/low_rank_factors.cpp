@@ -37,9 +37,7 @@ void fill(std::span<float> row, PhiloxKey key, int64_t first) {
 void orthonormalise(const Matrix& rows, PhiloxKey key, std::span<float> scratch, Backend& backend) {
   backend.download(scratch.data(), rows.data, rows.bytes());
   backend.synchronize();
-  const auto row = [&](int64_t number) {
-    return scratch.subspan(static_cast<size_t>(number * rows.cols), static_cast<size_t>(rows.cols));
-  };
+  const auto row = [&](int64_t number) { return scratch.subspan(number * rows.cols, rows.cols); };
   for (int64_t i = 0; i < rows.rows; ++i) {
     const std::span<float> vector = row(i);
     double norm = std::sqrt(product(vector, vector));

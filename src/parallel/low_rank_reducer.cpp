@@ -24,7 +24,7 @@ class LowRankReducer final : public GradientReducer {
     int64_t longest = 0;
     for (const UnitMessages& unit : compression.messages.units)
       for (const LowRankMatrix& matrix : unit.factors.matrices) longest = std::max({longest, matrix.rows, matrix.cols});
-    scratch_.resize(static_cast<size_t>(longest * compression.rank));
+    scratch_.resize(longest * compression.rank);
   }
 
   int phases(int64_t unit) const override { return messages(unit).is_coded() ? 2 : 1; }
@@ -71,7 +71,7 @@ class LowRankReducer final : public GradientReducer {
   }
 
  private:
-  const UnitMessages& messages(int64_t unit) const { return compression_.messages.units[static_cast<size_t>(unit)]; }
+  const UnitMessages& messages(int64_t unit) const { return compression_.messages.units[unit]; }
   int64_t rank() const { return compression_.rank; }
 
   static Matrix values(const LowRankMatrix& matrix, const UnitGradients& of) {
@@ -92,7 +92,7 @@ class LowRankReducer final : public GradientReducer {
 
   // A run with compressed sums keeps its gradients in f32, and so has no other use of these random numbers.
   void make_orthonormal(const LowRankMatrix& matrix, const Matrix& factor) {
-    const TensorSpec& tensor = context_.parameters.spec().tensors[static_cast<size_t>(matrix.tensor)];
+    const TensorSpec& tensor = context_.parameters.spec().tensors[matrix.tensor];
     orthonormalise(factor, tensor_key(tensor, compression_.seed, RandomUse::gradient_rounding), scratch_,
                    context_.backend);
   }
@@ -122,8 +122,8 @@ class LowRankReducer final : public GradientReducer {
   }
 
   Lane::Ticket sum(int64_t unit, const UnitGradients& of, int64_t first, int64_t count) const {
-    Communicator* const replicas = context_.groups.group(
-        LaneKind::gradients, kind_of(context_.parameters.layout().units[static_cast<size_t>(unit)].replicas));
+    Communicator* const replicas =
+        context_.groups.group(LaneKind::gradients, kind_of(context_.parameters.layout().units[unit].replicas));
     return context_.groups.lane(LaneKind::gradients)
         .all_reduce(replicas, of.narrow + first * dtype_bytes(DType::f32), count, DType::f32);
   }

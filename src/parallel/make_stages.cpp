@@ -92,7 +92,7 @@ std::vector<int64_t> layers_of_chunks(const StepConfig& config) {
   const LayerKinds kinds = layer_kinds(config.model);
   for (int64_t first = count; first < layers; first += count)
     if (kinds.counts(first, count) != kinds.counts(0, count)) return balanced_layers(config);
-  return std::vector<int64_t>(static_cast<size_t>(chunks), count);
+  return std::vector<int64_t>(chunks, count);
 }
 
 std::vector<int64_t> balanced_layers(const StepConfig& config) {
@@ -104,7 +104,7 @@ std::vector<int64_t> balanced_layers(const StepConfig& config) {
 Stages make_stages(const StepConfig& config, int64_t stage, int64_t micro_batches, bool backward_recomputes) {
   const ParallelConfig& parallel = config.parallel;
   Stages stages;
-  stages.schedule = find_pipeline_schedule(pipeline_order_names[static_cast<size_t>(parallel.pipeline_schedule)]);
+  stages.schedule = find_pipeline_schedule(pipeline_order_names[parallel.pipeline_schedule]);
   stages.shape = {static_cast<int32_t>(parallel.pipeline), static_cast<int32_t>(parallel.virtual_stages),
                   static_cast<int32_t>(micro_batches), backward_recomputes};
   stages.stage = static_cast<int32_t>(stage);

@@ -1,11 +1,11 @@
 // The memory that a step uses, by place and class.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
 
+#include "base/enum_array.h"
 #include "base/memory_place.h"
 
 namespace gptrain::inline parallel {
@@ -31,20 +31,20 @@ enum class MemoryClass : uint8_t {
   count
 };
 constexpr size_t num_memory_classes = static_cast<size_t>(MemoryClass::count);
-constexpr std::array<std::string_view, num_memory_classes> memory_class_names = {
+constexpr EnumArray<MemoryClass, std::string_view, num_memory_classes> memory_class_names = {
     "weights",     "gradients", "master", "residuals",     "moments", "gathered", "buckets", "fp8_weights",
     "activations", "workspace", "data",   "communication", "state",   "snapshot", "samples", "offloaded"};
 
 // Bytes by place and class. Arenas last from start to end, so the sum is the peak.
 class MemoryPlan {
  public:
-  using ByClass = std::array<int64_t, num_memory_classes>;
+  using ByClass = EnumArray<MemoryClass, int64_t, num_memory_classes>;
 
-  ByClass& on(MemoryPlace place) { return bytes_[static_cast<size_t>(place)]; }
-  const ByClass& on(MemoryPlace place) const { return bytes_[static_cast<size_t>(place)]; }
+  ByClass& on(MemoryPlace place) { return bytes_[place]; }
+  const ByClass& on(MemoryPlace place) const { return bytes_[place]; }
   // Bytes of a class on the device.
-  int64_t& operator[](MemoryClass c) { return on(MemoryPlace::device)[static_cast<size_t>(c)]; }
-  int64_t operator[](MemoryClass c) const { return on(MemoryPlace::device)[static_cast<size_t>(c)]; }
+  int64_t& operator[](MemoryClass c) { return on(MemoryPlace::device)[c]; }
+  int64_t operator[](MemoryClass c) const { return on(MemoryPlace::device)[c]; }
   MemoryPlan& operator+=(const MemoryPlan& other);
 
   int64_t total(MemoryPlace place = MemoryPlace::device) const;
@@ -54,21 +54,17 @@ class MemoryPlan {
   bool operator==(const MemoryPlan&) const = default;
 
  private:
-  std::array<ByClass, num_memory_places> bytes_{};
+  EnumArray<MemoryPlace, ByClass, num_memory_places> bytes_{};
 };
 
 // Starts of arenas by place and class; null: none.
 class ArenaStarts {
  public:
-  std::byte*& at(MemoryPlace place, MemoryClass c) {
-    return starts_[static_cast<size_t>(place)][static_cast<size_t>(c)];
-  }
-  std::byte* at(MemoryPlace place, MemoryClass c) const {
-    return starts_[static_cast<size_t>(place)][static_cast<size_t>(c)];
-  }
+  std::byte*& at(MemoryPlace place, MemoryClass c) { return starts_[place][c]; }
+  std::byte* at(MemoryPlace place, MemoryClass c) const { return starts_[place][c]; }
 
  private:
-  std::array<std::array<std::byte*, num_memory_classes>, num_memory_places> starts_{};
+  EnumArray<MemoryPlace, EnumArray<MemoryClass, std::byte*, num_memory_classes>, num_memory_places> starts_{};
 };
 
 // Bytes of host memory, beside the device's, that all ranks of one machine use together.

@@ -54,11 +54,11 @@ ParameterActions::Part ParameterActions::own_part(const Action& action) const {
 }
 
 std::optional<ParameterActions::Part> ParameterActions::experts_part(const Action& action) const {
-  const int64_t experts = parameters_.spec().units[static_cast<size_t>(action.unit)].experts;
+  const int64_t experts = parameters_.spec().units[action.unit].experts;
   if (experts < 0) return std::nullopt;
   Part part = own_part(action);
   part.unit = experts;
-  const UnitRange& own = parameters_.layout().units[static_cast<size_t>(action.unit)];
+  const UnitRange& own = parameters_.layout().units[action.unit];
   const UnitBufferBytes before = unit_buffer_bytes(own, parameters_.sharding());
   if (part.weights != nullptr) part.weights += before.weights;
   if (part.whole_gradients != nullptr) part.whole_gradients += before.whole_gradients;
@@ -102,7 +102,7 @@ void ParameterActions::play(const Action& action) {
       return gather(action);
     case ActionKind::await_weights:
       return for_each_part(action, [this](const Part& part) {
-        resources_.groups->lane(LaneKind::weights).wait((*resources_.gathers)[static_cast<size_t>(part.unit)]);
+        resources_.groups->lane(LaneKind::weights).wait((*resources_.gathers)[part.unit]);
       });
     case ActionKind::sum_tied:
       return sum_tied();
@@ -123,7 +123,7 @@ void ParameterActions::gather(const Action& action) {
   await_updates(action);
   for_each_part(action, [this](const Part& part) {
     if (resources_.weight_reads != nullptr) resources_.weight_reads->fetch(part.unit);
-    Lane::Ticket& ticket = (*resources_.gathers)[static_cast<size_t>(part.unit)];
+    Lane::Ticket& ticket = (*resources_.gathers)[part.unit];
     ticket = begin_gather(parameters_, part.unit, part.weights, *resources_.groups, *resources_.backend);
     if (resources_.weight_reads != nullptr) resources_.weight_reads->release(part.unit, ticket);
   });
@@ -133,8 +133,8 @@ void ParameterActions::gather(const Action& action) {
 void ParameterActions::load_sum(const Action& action) {
   const int32_t bucket = action[Operand::whole_gradients];
   if (bucket < 0 || action.micro_batch == 0 || !parameters_.sharding().buckets_hold_sums()) return;
-  const Buffer& buffer = program_.schedule.buffers[static_cast<size_t>(bucket)];
-  if (&action != &program_.schedule.actions[static_cast<size_t>(buffer.first)]) return;
+  const Buffer& buffer = program_.schedule.buffers[bucket];
+  if (&action != &program_.schedule.actions[buffer.first]) return;
   resources_.away_gradients->load(buffer.unit, at(action, Operand::whole_gradients));
 }
 

@@ -27,20 +27,20 @@ ParameterExchange::ParameterExchange(const ParameterStore& parameters, RankGroup
       groups_(groups),
       backend_(backend),
       accumulated_(accumulated),
-      sums_(static_cast<size_t>(parameters.num_parameter_units()), Lane::done) {
+      sums_(parameters.num_parameter_units(), Lane::done) {
   for (size_t group = 0; group < num_replica_groups; ++group)
     reducers_[group] = make({parameters, groups, backend}, static_cast<ReplicaGroup>(group));
 }
 
 GradientReducer& ParameterExchange::reducer(int64_t unit) const {
-  return *reducers_[static_cast<size_t>(parameters_.layout().units[static_cast<size_t>(unit)].replicas)];
+  return *reducers_[parameters_.layout().units[unit].replicas];
 }
 
 Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered, RankGroups& groups,
                           Backend& backend) {
   if (parameters.piece_elements(unit) == 0) return Lane::done;
   Lane& lane = groups.lane(LaneKind::weights);
-  const ReplicaGroup group = parameters.layout().units[static_cast<size_t>(unit)].replicas;
+  const ReplicaGroup group = parameters.layout().units[unit].replicas;
   Communicator* const replicas = groups.group(LaneKind::weights, kind_of(group));
   const UnitParameters whole = parameters.whole(unit, gathered);
   if (const int64_t count = parameters.f32_norm_elements(unit); count > 0) {
@@ -102,11 +102,11 @@ void ParameterExchange::sum_tied() {
 
 void ParameterExchange::begin_sum(int64_t unit, const Gradients& of) {
   Lane& lane = groups_.lane(LaneKind::gradients);
-  Lane::Ticket& ticket = sums_[static_cast<size_t>(unit)];
+  Lane::Ticket& ticket = sums_[unit];
   auto* const gradients = reinterpret_cast<float*>(of.whole);
   ticket = Lane::done;
   if (accumulated_ != nullptr) accumulated_->add_accumulated_to(unit, of.whole);
-  const UnitRange& range = parameters_.layout().units[static_cast<size_t>(unit)];
+  const UnitRange& range = parameters_.layout().units[unit];
   for (const Reduction& sum : range.reductions) {
     if (sum.group == ReductionGroup::tied) continue;
     if (sum.group == ReductionGroup::replicas) {
@@ -121,7 +121,7 @@ void ParameterExchange::begin_sum(int64_t unit, const Gradients& of) {
 }
 
 void ParameterExchange::go_on_with_sum(int64_t unit, const Gradients& of) {
-  Lane::Ticket& ticket = sums_[static_cast<size_t>(unit)];
+  Lane::Ticket& ticket = sums_[unit];
   groups_.lane(LaneKind::gradients).wait(ticket);
   ticket = reducer(unit).begin(unit, 1, of);
 }
@@ -132,7 +132,7 @@ void ParameterExchange::keep(int64_t unit, const Gradients& of, int64_t micro_ba
 
 void ParameterExchange::await_sum(int64_t unit, const Gradients& of, int64_t micro_batch) {
   Lane& lane = groups_.lane(LaneKind::gradients);
-  lane.wait(sums_[static_cast<size_t>(unit)]);
+  lane.wait(sums_[unit]);
   reducer(unit).finish(unit, of);
   if (accumulated_ != nullptr) return accumulated_->add_sum(unit, of.whole, micro_batch);
   if (!parameters_.sharding().cuts_gradients() || parameters_.sharding().gradients_away) return;

@@ -1,13 +1,13 @@
 // Exchange of parameters between data ranks, tensor ranks and stages: gathers of weights and sums of gradients.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "ops/backend.h"
 #include "parallel/accumulated_gradients.h"
 #include "parallel/gradient_reducer.h"
@@ -63,7 +63,7 @@ class ParameterExchange {
   RankGroups& groups_;
   Backend& backend_;
   const AccumulatedGradients* accumulated_;
-  std::array<std::unique_ptr<GradientReducer>, num_replica_groups> reducers_;  // by ReplicaGroup
+  EnumArray<ReplicaGroup, std::unique_ptr<GradientReducer>, num_replica_groups> reducers_;
   UnitTickets sums_;
 };
 

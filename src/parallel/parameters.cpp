@@ -124,7 +124,7 @@ UnitParameters ParameterStore::whole(int64_t unit, std::byte* gathered, std::byt
   } else {
     const int64_t held = sharding_.weights_away() ? weight_slots_.bytes()
                                                   : layout_.held_elements(sharding_.gathers_weights()) * compute_bytes;
-    whole.norms = buffers_.weights + held + norm_offset_[static_cast<size_t>(unit)] * f32_bytes;
+    whole.norms = buffers_.weights + held + norm_offset_[unit] * f32_bytes;
   }
   return whole;
 }

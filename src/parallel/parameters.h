@@ -1,12 +1,12 @@
 // Places of a rank's parameters, gradients and optimizer state in memory, by ZeRO stage (arXiv 1910.02054).
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "base/dtype.h"
+#include "base/enum_array.h"
 #include "config/parallelism.h"
 #include "model/model.h"
 #include "model/spec/layout.h"
@@ -38,10 +38,10 @@ struct Sharding {
   bool updates_apart = false;               // updates write weights in other memory than the ops read
   bool masters_away = false;                // master weights of some units are not in memory (StateLayout)
   bool gradients_away = false;              // sums of gradients lie beside optimizer state (StateLayout)
-  std::array<ReplicaRank, num_replica_groups> replica_ranks = {};  // by ReplicaGroup
-  DType compute = DType::f32;                                      // dtype of weights
-  DType reduce = DType::f32;                                       // dtype in which gradients are summed over replicas
-  bool pure = false;                                               // compute is bf16, and only norms have masters
+  EnumArray<ReplicaGroup, ReplicaRank, num_replica_groups> replica_ranks = {};
+  DType compute = DType::f32;    // dtype of weights
+  DType reduce = DType::f32;     // dtype in which gradients are summed over replicas
+  bool pure = false;             // compute is bf16, and only norms have masters
   DType gradients = DType::f32;  // dtype of the gradients that the rank keeps: f32, or with `pure` bf16
 
   bool cuts_state() const { return gptrain::cuts_state(zero); }
@@ -53,7 +53,7 @@ struct Sharding {
   bool weights_away() const { return flow().weights == Residency::disk; }
   // Whether an update reads the weights that it writes.
   bool updates_weights() const { return compute == DType::f32 || pure; }
-  const ReplicaRank& replica_rank(ReplicaGroup group) const { return replica_ranks[static_cast<size_t>(group)]; }
+  const ReplicaRank& replica_rank(ReplicaGroup group) const { return replica_ranks[group]; }
   ReplicaCounts replica_counts() const;
   // Whether gradients are summed in a narrower dtype than f32, those of any unit or of units with a group.
   bool narrows_gradients() const { return narrows_gradients(ReplicaGroup::data); }
@@ -221,7 +221,7 @@ class ParameterStore {
   int64_t snapshot_bytes() const;
 
  private:
-  const UnitRange& range(int64_t unit) const { return layout_.units[static_cast<size_t>(unit)]; }
+  const UnitRange& range(int64_t unit) const { return layout_.units[unit]; }
   // Returns the start of this rank's piece of a unit, in elements, in a buffer of pieces only or of whole units.
   int64_t offset_of_piece(int64_t unit, bool pieces_only) const;
   // Returns the weights that the update writes, from an element of the unit on.

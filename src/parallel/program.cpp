@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/enum_array.h"
 #include "model/record.h"
 #include "schedule/allocator.h"
 
@@ -40,8 +41,8 @@ std::vector<Program::RecordPart> Program::record(const Action& action, const Are
   std::byte* host = address(action, Operand::host, arenas);
   for (const Operand operand : record_operands) {
     if (action[operand] < 0) continue;
-    const Buffer& buffer = schedule.buffers[static_cast<size_t>(action[operand])];
-    const int64_t size = bytes[static_cast<size_t>(buffer.kind)][static_cast<size_t>(buffer.unit)];
+    const Buffer& buffer = schedule.buffers[action[operand]];
+    const int64_t size = bytes[buffer.kind][buffer.unit];
     if (size > 0) parts.push_back({address(action, operand, arenas), host, size});
     host += align_up(size);
   }
@@ -50,9 +51,7 @@ std::vector<Program::RecordPart> Program::record(const Action& action, const Are
 
 int64_t record_bytes(const BufferBytes& bytes, const UnitTraits& traits, int32_t unit) {
   const OperandSet record = record_of(traits);
-  const auto of = [&](BufferKind kind, int32_t owner) {
-    return align_up(bytes[static_cast<size_t>(kind)][static_cast<size_t>(owner)]);
-  };
+  const auto of = [&](BufferKind kind, int32_t owner) { return align_up(bytes[kind][owner]); };
   int64_t sum = 0;
   if (record.contains(Operand::input)) sum += of(BufferKind::stream, unit - 1);
   if (record.contains(Operand::saved_for_recompute)) sum += of(BufferKind::saved_for_recompute, unit);
@@ -68,16 +67,16 @@ std::shared_ptr<const Program> make_program(Schedule schedule, BufferBytes bytes
   program->record_place = record_place;
   const std::vector<Buffer>& buffers = program->schedule.buffers;
   program->offsets.resize(buffers.size());
-  std::array<std::vector<uint32_t>, num_memory_classes> members;
+  EnumArray<MemoryClass, std::vector<uint32_t>, num_memory_classes> members;
   for (size_t i = 0; i < buffers.size(); ++i)
-    members[static_cast<size_t>(memory_class(buffers[i].kind))].push_back(static_cast<uint32_t>(i));
+    members[memory_class(buffers[i].kind)].push_back(static_cast<uint32_t>(i));
   for (size_t c = 0; c < num_memory_classes; ++c) {
     std::vector<Lifetime> lifetimes;
     lifetimes.reserve(members[c].size());
     for (const size_t i : members[c]) {
       const Buffer& buffer = buffers[i];
       const auto unit = static_cast<size_t>(std::max(buffer.unit, 0));
-      lifetimes.push_back({buffer.first, buffer.last, program->bytes[static_cast<size_t>(buffer.kind)][unit]});
+      lifetimes.push_back({buffer.first, buffer.last, program->bytes[buffer.kind][unit]});
     }
     const Placement placement = place_buffers(lifetimes);
     for (size_t i = 0; i < members[c].size(); ++i) program->offsets[members[c][i]] = placement.offsets[i];

@@ -1,11 +1,11 @@
 // A schedule with an offset for each of its buffers.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "parallel/memory.h"
 #include "schedule/schedule.h"
 
@@ -15,7 +15,7 @@ namespace gptrain::inline parallel {
 MemoryClass memory_class(BufferKind kind);
 
 // Bytes of a buffer, by kind and unit. A batch, which belongs to no unit, has the bytes at unit 0.
-using BufferBytes = std::array<std::vector<int64_t>, num_buffer_kinds>;
+using BufferBytes = EnumArray<BufferKind, std::vector<int64_t>, num_buffer_kinds>;
 
 struct Program {
   Schedule schedule;

@@ -47,7 +47,7 @@ StateLayout::StateLayout(const StateColumns& columns, const ParameterLayout& lay
       master_bytes_ += bytes;
     } else {
       ranges_[unit].bytes = align_up(bytes);
-      away_masters_[static_cast<size_t>(places_[unit])] += align_up(bytes);
+      away_masters_[places_[unit]] += align_up(bytes);
     }
   }
   for (const StateColumn& column : columns) {
@@ -77,7 +77,7 @@ StateLayout::StateLayout(const StateColumns& columns, const ParameterLayout& lay
       places_[unit] = MemoryPlace::device;
       continue;
     }
-    int64_t& used = away_bytes_[static_cast<size_t>(places_[unit])];
+    int64_t& used = away_bytes_[places_[unit]];
     ranges_[unit].offset = used;
     used += ranges_[unit].bytes;
     if (lands(static_cast<int64_t>(unit))) away.push_back(static_cast<int64_t>(unit));
@@ -98,24 +98,24 @@ void StateLayout::land(const std::vector<int64_t>& away) {
   for (size_t i = 0; i < away.size(); ++i)
     lifetimes.push_back({.first = static_cast<int32_t>(i),
                          .last = static_cast<int32_t>(i + most_landed - 1),
-                         .bytes = ranges_[static_cast<size_t>(away[i])].bytes});
+                         .bytes = ranges_[away[i]].bytes});
   const Placement placement = place_buffers(lifetimes);
-  for (size_t i = 0; i < away.size(); ++i) landings_[static_cast<size_t>(away[i])] = placement.offsets[i];
+  for (size_t i = 0; i < away.size(); ++i) landings_[away[i]] = placement.offsets[i];
   landing_bytes_ = placement.bytes;
 }
 
 void StateLayout::add_away(MemoryPlan& plan) const {
   for (size_t place = 0; place < num_memory_places; ++place) {
     MemoryPlan::ByClass& bytes = plan.on(static_cast<MemoryPlace>(place));
-    bytes[static_cast<size_t>(MemoryClass::master)] += away_masters_[place];
-    bytes[static_cast<size_t>(MemoryClass::optimizer)] += away_bytes_[place] - away_masters_[place];
+    bytes[MemoryClass::master] += away_masters_[place];
+    bytes[MemoryClass::optimizer] += away_bytes_[place] - away_masters_[place];
   }
   for (size_t unit = 0; unit < parts_.size(); ++unit) {
     MemoryPlan::ByClass& bytes = plan.on(places_[unit]);
     const auto add = [&](MemoryClass c, AwayPart part) {
-      const int64_t of_part = parts_[unit][static_cast<size_t>(part)];
-      bytes[static_cast<size_t>(c)] += of_part;
-      bytes[static_cast<size_t>(MemoryClass::optimizer)] -= of_part;
+      const int64_t of_part = parts_[unit][part];
+      bytes[c] += of_part;
+      bytes[MemoryClass::optimizer] -= of_part;
     };
     add(MemoryClass::weights, AwayPart::weights);
     add(MemoryClass::gradients, AwayPart::gradients);
@@ -123,12 +123,12 @@ void StateLayout::add_away(MemoryPlan& plan) const {
 }
 
 int64_t StateLayout::part_offset(AwayPart part, int64_t unit) const {
-  const auto& parts = parts_[static_cast<size_t>(unit)];
+  const auto& parts = parts_[unit];
   return std::accumulate(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(part), int64_t{0});
 }
 
 int64_t StateLayout::offset(size_t column, int64_t unit) const {
-  return (is_away(unit) && !stays_[column] ? landing_offset(unit) : 0) + offsets_[column][static_cast<size_t>(unit)];
+  return (is_away(unit) && !stays_[column] ? landing_offset(unit) : 0) + offsets_[column][unit];
 }
 
 }  // namespace gptrain::parallel

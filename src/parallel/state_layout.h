@@ -1,11 +1,11 @@
 // Offsets of f32 master weights and of the values of an optimizer's columns, by unit and place.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "model/spec/layout.h"
 #include "parallel/memory.h"
 #include "parallel/state_columns.h"
@@ -43,12 +43,12 @@ class StateLayout {
   // Returns the offset of a column's values for a unit in the buffer of state.
   int64_t offset(size_t column, int64_t unit) const;
   // Returns the offset of a unit's masters in their buffer. REQUIRES: the unit is at home.
-  int64_t master_offset(int64_t unit) const { return master_offsets_[static_cast<size_t>(unit)]; }
+  int64_t master_offset(int64_t unit) const { return master_offsets_[unit]; }
 
   // Returns whether part of the unit's state is in another place. False if it has no state there.
   bool is_away(int64_t unit) const { return place(unit) != MemoryPlace::device; }
   bool any_away() const;
-  MemoryPlace place(int64_t unit) const { return places_[static_cast<size_t>(unit)]; }
+  MemoryPlace place(int64_t unit) const { return places_[unit]; }
   // Adds the bytes that units use in places other than home.
   void add_away(MemoryPlan& plan) const;
   struct Range {
@@ -56,14 +56,12 @@ class StateLayout {
   };
   // Return the range of a unit in its place, and its place in the buffer of state while it is landed. REQUIRES: the
   // unit is away. The range begins with the masters.
-  Range range_away(int64_t unit) const { return ranges_[static_cast<size_t>(unit)]; }
+  Range range_away(int64_t unit) const { return ranges_[unit]; }
   // Returns the bytes of a part of the unit's range, a multiple of range_multiple.
-  int64_t part_bytes(AwayPart part, int64_t unit) const {
-    return parts_[static_cast<size_t>(unit)][static_cast<size_t>(part)];
-  }
+  int64_t part_bytes(AwayPart part, int64_t unit) const { return parts_[unit][part]; }
   // Returns the start of a part in the unit's range.
   int64_t part_offset(AwayPart part, int64_t unit) const;
-  int64_t landing_offset(int64_t unit) const { return home_bytes_ + landings_[static_cast<size_t>(unit)]; }
+  int64_t landing_offset(int64_t unit) const { return home_bytes_ + landings_[unit]; }
   // Returns whether the unit's range is read before its update and written after it.
   bool lands(int64_t unit) const { return place(unit) == MemoryPlace::disk; }
 
@@ -75,9 +73,9 @@ class StateLayout {
   std::vector<bool> stays_;                    // by column: at home for all units
   std::vector<int64_t> master_offsets_;        // by unit
   std::vector<Range> ranges_;                  // by unit
-  std::vector<std::array<int64_t, num_away_parts>> parts_;
+  std::vector<EnumArray<AwayPart, int64_t, num_away_parts>> parts_;
   std::vector<int64_t> landings_;  // by unit: from the start of the landing area
-  std::array<int64_t, num_memory_places> away_bytes_{}, away_masters_{};
+  EnumArray<MemoryPlace, int64_t, num_memory_places> away_bytes_{}, away_masters_{};
   int64_t master_bytes_ = 0, home_bytes_ = 0, landing_bytes_ = 0;
 };
 

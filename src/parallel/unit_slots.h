@@ -30,7 +30,7 @@ class UnitSlots {
     bytes_ = std::accumulate(sizes.begin(), sizes.end(), int64_t{0});
   }
 
-  size_t slot(int64_t unit) const { return slots_[static_cast<size_t>(unit)]; }
+  size_t slot(int64_t unit) const { return slots_[unit]; }
   int64_t offset(int64_t unit) const { return starts_[slot(unit)]; }
   size_t num_slots() const { return starts_.size(); }
   int64_t bytes() const { return bytes_; }  // bytes of all slots

@@ -24,9 +24,9 @@ UpdateLane::UpdateLane(const ParameterStore& parameters, Backend& backend, RankG
       groups_(groups),
       files_(files),
       beside_device_(beside_device),
-      writing_(static_cast<size_t>(parameters.num_parameter_units())),
-      weight_writes_(static_cast<size_t>(parameters.num_parameter_units()), WorkingFiles::done),
-      pending_(static_cast<size_t>(parameters.num_parameter_units())) {
+      writing_(parameters.num_parameter_units()),
+      weight_writes_(parameters.num_parameter_units(), WorkingFiles::done),
+      pending_(parameters.num_parameter_units()) {
   for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit)
     if (parameters.state_layout().is_away(unit)) order_.push_back(unit);
   if (files != nullptr) thread_ = start_thread("updates weights", [this] { work(); });
@@ -75,7 +75,7 @@ void UpdateLane::end(int64_t unit) {
   const std::lock_guard lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
   suspended_ = false;
-  pending_[static_cast<size_t>(unit)] = true;
+  pending_[unit] = true;
   ++num_pending_;
   if (parameters_.state_layout().is_away(unit)) ++issued_;
   waiting_.push_back(std::move(called_));
@@ -85,9 +85,9 @@ void UpdateLane::end(int64_t unit) {
 void UpdateLane::await(int64_t unit) {
   if (num_pending_ == 0) return;
   std::unique_lock lock(mutex_);
-  const bool waits = !failure_ && pending_[static_cast<size_t>(unit)];
+  const bool waits = !failure_ && pending_[unit];
   const double start = steady_seconds();
-  changed_.wait(lock, [&] { return failure_ || !pending_[static_cast<size_t>(unit)]; });
+  changed_.wait(lock, [&] { return failure_ || !pending_[unit]; });
   if (failure_) std::rethrow_exception(failure_);
   EventLog* const log = groups_.log();
   if (waits && log != nullptr && log->on())
@@ -97,12 +97,12 @@ void UpdateLane::await(int64_t unit) {
 
 void UpdateLane::await_weights(int64_t unit) {
   await(unit);
-  files_->wait(weight_writes_[static_cast<size_t>(unit)]);
+  files_->wait(weight_writes_[unit]);
 }
 
 bool UpdateLane::weights_written(int64_t unit) {
   const std::lock_guard lock(mutex_);
-  return !pending_[static_cast<size_t>(unit)] && files_->is_over(weight_writes_[static_cast<size_t>(unit)]);
+  return !pending_[unit] && files_->is_over(weight_writes_[unit]);
 }
 
 void UpdateLane::wait_idle(std::unique_lock<std::mutex>& lock) {
@@ -170,7 +170,7 @@ bool UpdateLane::can_read_ahead() const {
 
 // Waits until the unit's state is written.
 void UpdateLane::end_writing(int64_t unit) {
-  Writing& writing = writing_[static_cast<size_t>(unit)];
+  Writing& writing = writing_[unit];
   if (!writing.transfers.any()) return;
   const WorkingFiles::Times times = wait(writing.transfers);
   if (writing.log != nullptr) writing.log->set_times(writing.event, times.start, times.end);
@@ -182,7 +182,7 @@ void UpdateLane::end_writing(int64_t unit) {
 bool UpdateLane::begin_read(bool may_wait) {
   const int64_t unit = unit_at(visited_ + std::ssize(reads_));
   for (const int64_t other : order_) {
-    const Transfers& transfers = writing_[static_cast<size_t>(other)].transfers;
+    const Transfers& transfers = writing_[other].transfers;
     if (!transfers.any() || !overlap(other, unit)) continue;
     if (!may_wait && !is_over(transfers)) return false;
     end_writing(other);
@@ -230,7 +230,7 @@ void UpdateLane::land(const Update& update) {
   // Ops do not write the padding of weights.
   if (!parameters_.sharding().updates_weights())
     std::memset(parameters_.landing(unit, AwayPart::weights), 0,
-                static_cast<size_t>(parameters_.state_layout().part_bytes(AwayPart::weights, unit)));
+                parameters_.state_layout().part_bytes(AwayPart::weights, unit));
 }
 
 void UpdateLane::run(Update& update) {
@@ -242,11 +242,11 @@ void UpdateLane::run(Update& update) {
   const auto begin = [&](AwayPart part) {
     return files_->begin_write(stored_piece(parameters_, part, unit), parameters_.landing(unit, part));
   };
-  Writing& writing = writing_[static_cast<size_t>(unit)];
+  Writing& writing = writing_[unit];
   writing = {.transfers = {.state = begin(AwayPart::state), .weights = begin(AwayPart::weights)},
              .log = update.log,
              .event = update.write_event};
-  weight_writes_[static_cast<size_t>(unit)] = writing.transfers.weights;
+  weight_writes_[unit] = writing.transfers.weights;
   ++visited_;
 }
 
@@ -280,7 +280,7 @@ void UpdateLane::work() {
       waiting_.clear();
     }
     if (update.unit >= 0) {
-      pending_[static_cast<size_t>(update.unit)] = false;
+      pending_[update.unit] = false;
       --num_pending_;
     }
     changed_.notify_all();

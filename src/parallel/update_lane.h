@@ -72,7 +72,7 @@ class UpdateLane {
     int64_t event = -1;
   };
 
-  int64_t unit_at(int64_t visit) const { return order_[static_cast<size_t>(visit % std::ssize(order_))]; }
+  int64_t unit_at(int64_t visit) const { return order_[visit % std::ssize(order_)]; }
   bool is_over(const Transfers& transfers) const;
   WorkingFiles::Times wait(const Transfers& transfers);
   int64_t gradient_bytes(int64_t unit) const;

@@ -148,7 +148,7 @@ std::vector<std::string> settings_between(const RunLayout& own, const RunLayout&
   const auto set_number = [&](std::string_view key, int64_t from, int64_t to, int64_t usual) {
     set(key, from != to, to == usual ? "null" : std::to_string(to));
   };
-  const auto word = [](auto names, auto value) { return std::string(names[static_cast<size_t>(value)]); };
+  const auto word = [](auto names, auto value) { return std::string(names[value]); };
   set("parallel.tensor", own.tensor != other.tensor, std::to_string(other.tensor));
   set("parallel.context", own.context != other.context, std::to_string(other.context));
   set(context_method_key, own.context_method != other.context_method,

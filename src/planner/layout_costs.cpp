@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/enum_array.h"
 #include "config/parallelism.h"
 #include "fit/choose_step.h"
 #include "fit/nominal_times.h"
@@ -31,7 +32,8 @@ UnitPart part_of(int32_t unit, int64_t num_units) {
 constexpr std::string_view norms_suffix = "_norms";
 
 // Units by UnitPart whose costs stand for all units of the part.
-constexpr std::array<int32_t, num_unit_parts> part_units = {0, middle_block, static_cast<int32_t>(small_layers) + 1};
+constexpr EnumArray<UnitPart, int32_t, num_unit_parts> part_units = {0, middle_block,
+                                                                     static_cast<int32_t>(small_layers) + 1};
 
 void add_pass(PassCost& cost, ActionKind kind, UnitPart part, double seconds) {
   switch (kind) {
@@ -58,7 +60,7 @@ int64_t alive_bytes(const Program& program, int32_t action, int32_t unit) {
   for (const Buffer& buffer : program.schedule.buffers) {
     if (buffer.unit == unit && buffer.micro_batch == middle_micro_batch && buffer.first <= action &&
         buffer.last >= action && buffer.kind != BufferKind::whole_gradients)
-      bytes += program.bytes[static_cast<size_t>(buffer.kind)][static_cast<size_t>(unit)];
+      bytes += program.bytes[buffer.kind][unit];
   }
   return bytes;
 }
@@ -76,7 +78,7 @@ Work work_of(const StepLog& log, const EventTimes& times, ActionKind kind, int32
   Work work;
   for (const LoggedAction& action : log.actions) {
     if (action.kind != kind || action.unit != unit) continue;
-    for (const Event& event : log.blocks[static_cast<size_t>(action.block)]) {
+    for (const Event& event : log.blocks[action.block]) {
       const bool is_collective = event.kind == Event::Kind::collective;
       (is_collective ? work.collectives : work.ops) +=
           times.seconds_of(is_collective ? event : with_bytes(event, scale));
@@ -95,7 +97,7 @@ std::vector<double> first_pass_of(const StepLog& log, const EventTimes& times, d
   double of_all = 0;
   for (const LoggedAction& action : log.actions) {
     if (action.kind != ActionKind::norm) continue;
-    for (const Event& event : log.blocks[static_cast<size_t>(action.block)])
+    for (const Event& event : log.blocks[action.block])
       if (event.name.ends_with(norms_suffix)) {
         seconds.push_back(times.seconds_of(with_bytes(event, scale)));
       } else if (event.name == FactoredSums::name) {
@@ -158,7 +160,7 @@ void LayoutCosts::add_copies(const StepPlan& plan, const EventTimes& times, Micr
   double forward = 0;
   for (const LoggedAction& action : plan.log.actions) {
     if (action.kind == ActionKind::forward && action.unit == middle_block && action.micro_batch == middle_micro_batch)
-      forward = nominal_pass_seconds(plan.log.blocks[static_cast<size_t>(action.block)], target_);
+      forward = nominal_pass_seconds(plan.log.blocks[action.block], target_);
   }
   costs.hidden_share = std::min(1.0, forward / nominal_copy_seconds(costs.record_bytes, target_));
 }
@@ -200,7 +202,7 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
     const int32_t unit = std::max(action.unit, 0);
     if (std::find(part_units.begin(), part_units.end(), unit) == part_units.end()) continue;
     const UnitPart part = part_of(unit, small_layers + 2);
-    PassCost& cost = costs.passes[static_cast<size_t>(part)];
+    PassCost& cost = costs.passes[part];
     add_pass(cost, action.kind, part, clock.now().time - begin);
     cost.exposed_tensor += clock.exposed_seconds()[tensor_lane] - exposed[tensor_lane];
     cost.exposed_context += clock.exposed_seconds()[context_lane] - exposed[context_lane];
@@ -209,7 +211,7 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
     if (action.kind == ActionKind::backward_weight && unit == middle_block)
       costs.held_for_weight_bytes = alive_bytes(program, static_cast<int32_t>(i), middle_block);
   }
-  costs.message_bytes = program.bytes[static_cast<size_t>(BufferKind::stream)][0];
+  costs.message_bytes = program.bytes[BufferKind::stream][0];
   add_copies(plan, times, costs);
   const StepMemory& memory = plan.memory();
   costs.workspace_bytes = memory.arenas[MemoryClass::workspace];
@@ -300,7 +302,7 @@ UpdateCosts LayoutCosts::make_update_of_kind(const RunLayout& layout, size_t sta
   // A rank measures only a piece of each unit, even if it updates the whole unit.
   const std::vector<double> measured = first_pass_of(plan.log, times, of_copies, piece);
   const auto cost_of = [&](UnitPart part) {
-    const int32_t unit = part_units[static_cast<size_t>(part)];
+    const int32_t unit = part_units[part];
     const auto number = static_cast<size_t>(unit);
     const auto work = [&](ActionKind action, double scale) { return work_of(plan.log, times, action, unit, scale); };
     const double piece_of_part = piece_of(unit);
@@ -352,7 +354,7 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
   const auto bytes_of = [&](UnitPart part) {
     PartBytes bytes;
     std::vector<bool> held(spec.units.size(), false);
-    const auto unit = static_cast<size_t>(part_units[static_cast<size_t>(part)]);
+    const auto unit = static_cast<size_t>(part_units[part]);
     held[unit] = true;
     const int32_t experts = spec.units[unit].experts;
     if (experts >= 0) held[static_cast<size_t>(experts)] = true;

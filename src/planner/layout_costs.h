@@ -1,7 +1,6 @@
 // Costs of the parts of a step, from plans of three layers on few ranks. Layouts of a search share them.
 #pragma once
 
-#include <array>
 #include <compare>
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +8,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "config/run_config.h"
 #include "machine/event_times.h"
 #include "model/spec/layer_kinds.h"
@@ -48,7 +48,7 @@ struct PassCost {
 // Costs for one tensor size, micro-batch size, recomputation, kind of backward pass (split or whole), and kind of
 // layer.
 struct MicroBatchCosts {
-  std::array<PassCost, num_unit_parts> passes{};
+  EnumArray<UnitPart, PassCost, num_unit_parts> passes{};
   int64_t held_bytes = 0;             // saved by a block for each micro-batch between its forward and backward pass
   int64_t held_for_weight_bytes = 0;  // saved by a block between the two halves of its backward pass
   int64_t message_bytes = 0;          // sent by a stage to the next one

@@ -169,7 +169,7 @@ LayoutEstimator::StepCosts LayoutEstimator::costs(const RunLayout& layout) {
   const auto repeat_last = [](std::vector<double>& values) { values.push_back(values.back()); };
   const std::vector<size_t>& alike = parts_.first_equal_stages(layout);
   const auto first_equal_stage = [&](size_t chunk) {
-    return alike[static_cast<size_t>(lies.stages.stage_of_chunk(static_cast<int32_t>(chunk)))];
+    return alike[lies.stages.stage_of_chunk(static_cast<int32_t>(chunk))];
   };
   std::optional<HeldAtEnds> at_ends;
   if (layout.recompute == RecomputeKind::optimal) at_ends.emplace(held_at_ends(layout, lies));
@@ -256,7 +256,7 @@ double LayoutEstimator::least_seconds(const RunLayout& layout) {
       after += (cost.splits ? times.backward_input : times.backward) + cost.message.transfer;
     }
     for (const int32_t chunk : lies.of_stage[stage]) {
-      const PassTimes& times = cost.chunks[static_cast<size_t>(chunk)];
+      const PassTimes& times = cost.chunks[chunk];
       busy += micro_batches *
               (times.forward + (cost.splits ? times.backward_input + times.backward_weight : times.backward));
       busy_until_gradient += micro_batches * (times.forward + (cost.splits ? times.backward_input : times.backward));

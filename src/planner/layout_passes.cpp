@@ -56,8 +56,8 @@ void count_gathers(const std::vector<Pass>& passes, const LayoutChunks& chunks, 
     const size_t index = chunks.index_in_stage(stage, pass.chunk);
     const bool is_forward = pass.kind == PassKind::forward;
     micro_batches[index] += is_forward ? 1 : 0;
-    const int64_t first = chunks.first_layers[static_cast<size_t>(pass.chunk)];
-    const int64_t count = chunks.layers[static_cast<size_t>(pass.chunk)];
+    const int64_t first = chunks.first_layers[pass.chunk];
+    const int64_t count = chunks.layers[pass.chunk];
     for (int64_t i = 0; i < count; ++i) {
       const int64_t block_now = is_forward ? first + i : first + count - 1 - i;
       if (block_now == last) continue;
@@ -75,7 +75,7 @@ void count_gathers(const std::vector<Pass>& passes, const LayoutChunks& chunks, 
 
 int64_t LayoutChunks::layers_of(size_t stage) const {
   int64_t sum = 0;
-  for (const int32_t chunk : of_stage[stage]) sum += layers[static_cast<size_t>(chunk)];
+  for (const int32_t chunk : of_stage[stage]) sum += layers[chunk];
   return sum;
 }
 
@@ -117,7 +117,7 @@ const LayoutChunks& LayoutPasses::chunks(const RunLayout& layout) {
   const RunConfig config = with_layout(config_, layout);
   made.stages = make_stages(config, 0, layout.accumulation, backward_recomputes(layout.recompute));
   made.layers = layers_of_chunks(config);
-  made.of_stage.resize(static_cast<size_t>(layout.pipeline));
+  made.of_stage.resize(layout.pipeline);
   made.kinds_of_stages.assign(made.of_stage.size(), std::vector<int64_t>(kinds_.kinds.size()));
   int64_t first = 0;
   for (size_t chunk = 0; chunk < made.layers.size(); ++chunk) {

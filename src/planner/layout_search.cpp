@@ -29,7 +29,7 @@ std::string recompute_word(const RunLayout& layout) {
 
 std::string schedule_word(const RunLayout& layout) {
   if (layout.pipeline == 1) return "-";
-  const std::string_view name = pipeline_order_names[static_cast<size_t>(layout.schedule)];
+  const std::string_view name = pipeline_order_names[layout.schedule];
   if (layout.schedule != PipelineOrder::interleaved) return std::string(name);
   return fmt::format("{} of {} chunks", name, layout.virtual_stages);
 }
@@ -54,8 +54,7 @@ constexpr std::array<std::pair<std::string_view, ValueText>, 12> value_texts = {
     {schedule_key, schedule_word},
     {"parallel.layers_per_stage",
      [](const RunLayout& layout) -> std::string { return layout.is_balanced ? "balanced" : "default"; }},
-    {rank_order_key,
-     [](const RunLayout& layout) { return std::string(rank_order_names[static_cast<size_t>(layout.rank_order)]); }},
+    {rank_order_key, [](const RunLayout& layout) { return std::string(rank_order_names[layout.rank_order]); }},
     {"parallel.zero", [](const RunLayout& layout) { return std::to_string(layout.zero); }},
     {"batch.micro", [](const RunLayout& layout) { return std::to_string(layout.micro); }},
     {recompute_key, recompute_word},

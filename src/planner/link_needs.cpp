@@ -35,7 +35,7 @@ double mean_rate(double read, double write) { return 2 * read * write / (read + 
 LinkBytes link_bytes(const StepLog& log) {
   LinkBytes sum;
   for (const LoggedAction& action : log.actions)
-    for (const Event& event : log.blocks[static_cast<size_t>(action.block)]) add_event(sum, action.kind, event);
+    for (const Event& event : log.blocks[action.block]) add_event(sum, action.kind, event);
   return sum;
 }
 

@@ -29,7 +29,7 @@ double seconds_of(const std::function<void()>& work) {
 }
 
 std::unique_ptr<Communicator> group_of_all(World& world) {
-  std::vector<int> ranks(static_cast<size_t>(world.size()));
+  std::vector<int> ranks(world.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   return world.make_group(ranks);
 }
@@ -91,7 +91,7 @@ MeasuredShare measure_share(const MeasuringOptions& options, int64_t ranks, int6
 
 double host_copy_rate(Backend& backend) {
   constexpr int64_t bytes = int64_t{32} << 20;
-  const std::vector<std::byte> host(static_cast<size_t>(bytes), std::byte{1});
+  const std::vector<std::byte> host(bytes, std::byte{1});
   const auto device = backend.allocate(bytes);
   std::vector<double> samples;
   for (int i = 0; i < 6; ++i) {
@@ -268,7 +268,7 @@ MeasuredMachine measure_machine(const MeasuringOptions& options) {
     run_local_ranks(static_cast<int>(ranks), [&](World& world) {
       const bool is_first = world.rank() == 0;
       RateTables tables = measure_links(world, seconds, is_first ? tick : std::function<void()>());
-      if (is_first) machine.links[static_cast<size_t>(LinkWay::threads)].emplace(ranks, std::move(tables));
+      if (is_first) machine.links[LinkWay::threads].emplace(ranks, std::move(tables));
     });
   }
   for (const int64_t ranks : shares) {

@@ -16,7 +16,7 @@ namespace {
 // Allocates device memory with random numbers of mean 0 in the dtype, since speed depends on the operands' values.
 std::unique_ptr<DeviceMemory> random_memory(Backend& backend, DType dtype, int64_t count) {
   constexpr int64_t period = 262'139;  // numbers until the sequence repeats; prime, so that no size divides it
-  std::vector<float> values(static_cast<size_t>(std::min(count, period)));
+  std::vector<float> values(std::min(count, period));
   for (size_t i = 0; i < values.size(); ++i)
     values[i] = 2 * uniform_open_closed(philox({}, {static_cast<uint32_t>(i)})[0]) - 1;
   std::vector<uint16_t> narrow(values.size());

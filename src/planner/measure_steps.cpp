@@ -23,8 +23,7 @@ namespace {
 class AnyTokens final : public MicroBatchSource {
  public:
   explicit AnyTokens(const StepConfig& config)
-      : memory_(static_cast<size_t>(micro_batch_shape(config).bytes())),
-        view_(MicroBatch::at(memory_.data(), micro_batch_shape(config))) {
+      : memory_(micro_batch_shape(config).bytes()), view_(MicroBatch::at(memory_.data(), micro_batch_shape(config))) {
     for (int64_t i = 0; i < micro_batch_shape(config).rows(); ++i) {
       const auto words = philox({1}, {static_cast<uint32_t>(i)});
       view_.tokens[i] = static_cast<int32_t>(words[0] % static_cast<uint32_t>(config.model.vocab_size));

@@ -1,12 +1,13 @@
 #include "planner/planned_pipeline.h"
 
-#include <array>
+#include "base/enum_array.h"
 
 namespace gptrain::inline planner {
 
 std::string_view bar_name(PipelineBar::Kind kind) {
-  constexpr std::array<std::string_view, 4> names = {"forward", "backward", "weight gradients", "update"};
-  return names[static_cast<size_t>(kind)];
+  constexpr EnumArray<PipelineBar::Kind, std::string_view, 4> names = {"forward", "backward", "weight gradients",
+                                                                       "update"};
+  return names[kind];
 }
 
 double PlannedPipeline::bubble() const {

@@ -239,7 +239,7 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
     TimeSpan time{ops_.time, ops_.time};
     if (event.kind == Event::Kind::wait) {
       if (event.awaits >= 0) {
-        wait_for(in_part_[static_cast<size_t>(event.awaits)], at, true);
+        wait_for(in_part_[event.awaits], at, true);
       } else if (awaited) {
         wait_for(*awaited, at, !is_transfer);
       }

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "machine/event_times.h"
 #include "planner/forecast.h"
 #include "planner/moment.h"
@@ -87,7 +88,7 @@ class RankClock {
   std::vector<std::vector<double>> seconds_;  // by event of each block of the log; then of log_.before and log_.after
   size_t part_ = 0;
   Moment ops_, copies_, to_host_, to_device_;
-  std::array<Moment, num_lanes> lanes_{};
+  EnumArray<LaneKind, Moment, num_lanes> lanes_{};
   std::map<Work, Pending> pending_;
   std::vector<Pending> in_part_;  // by event of the part
   UpdateClock updates_;

@@ -27,7 +27,7 @@ double simulated_step_seconds(const PlanCase& run, const Machine& machine, const
   std::vector<std::pair<StepLog, EventTimes>> logs;
   for (int64_t stage = 0; stage < config.parallel.pipeline; ++stage) {
     const int64_t rank = mesh.first_rank_of_stage(stage);
-    const UnitChoices& units = points[static_cast<size_t>(stage)].choices;
+    const UnitChoices& units = points[stage].choices;
     const StepChoices choices =
         units.empty() ? choose_step(run, static_cast<int32_t>(stage)) : choices_with(config.memory, target, units);
     logs.emplace_back(plan_step(run, choices, rank).log, EventTimes(machine, config, config.run.threads, mesh, rank));

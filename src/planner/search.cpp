@@ -56,7 +56,7 @@ class Search {
     found_.held = options.held;
     found_.origin = step_origin(machine);
     found_.error = expected_error(machine, config.parallel.zero);
-    found_.objective = objective_names[static_cast<size_t>(options.objective)];
+    found_.objective = objective_names[options.objective];
     found_.gpus = options.gpus;
     found_.device_bytes = case_.device_bytes;
     found_.node_host_bytes = case_.target.host_bytes;

@@ -1,12 +1,13 @@
 // Options of a search for layouts.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "base/enum_array.h"
 
 namespace gptrain::inline planner {
 
@@ -15,7 +16,7 @@ enum class Objective : uint8_t {
   memory,  // smallest peak memory of the largest rank; of equal peaks the shortest step
   cost,    // fewest device-hours, failures included, on `gpus` devices or that number halved as often as it is even
 };
-constexpr std::array<std::string_view, 3> objective_names = {"time", "memory", "cost"};
+constexpr EnumArray<Objective, std::string_view, 3> objective_names = {"time", "memory", "cost"};
 
 struct SearchOptions {
   int64_t gpus = 1;

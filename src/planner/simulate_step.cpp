@@ -9,6 +9,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "base/enum_array.h"
+
 namespace gptrain::inline planner {
 namespace {
 
@@ -110,7 +112,7 @@ class Walk {
   const std::array<double, num_waited_lanes>& exposed_transfers() const { return exposed_transfers_; }
 
   // Plays the next action, or returns false if it waits for another stage. `links`: by stage and Way.
-  bool advance(std::vector<std::array<Link, num_ways>>& links) {
+  bool advance(std::vector<EnumArray<Way, Link, num_ways>>& links) {
     const std::optional<Transfer> transfer = transfer_of(action().kind);
     if (!transfer) {
       play(nullptr);
@@ -118,7 +120,7 @@ class Walk {
     }
     const StageMessage message = message_of(stages_, action().kind, action().micro_batch, action().unit);
     const Route route = route_of(stages_, message);
-    Link& link = links[static_cast<size_t>(route.from)][static_cast<size_t>(route.way)];
+    Link& link = links[route.from][route.way];
     if (transfer->begins) {
       link.begin(transfer->sends, message, clock_.now(),
                  transfer->sends ? clock_.transfer() : std::pair<double, size_t>{});
@@ -195,7 +197,7 @@ SimulatedStep simulate_step(const std::vector<StageLog>& stages) {
   std::vector<Walk> walks;
   walks.reserve(stages.size());
   for (size_t i = 0; i < stages.size(); ++i) walks.emplace_back(stages[i], step.pipeline.stages[i]);
-  std::vector<std::array<Link, num_ways>> links(stages.size());
+  std::vector<EnumArray<Way, Link, num_ways>> links(stages.size());
   bool moved = true;
   while (std::exchange(moved, false)) {
     for (Walk& walk : walks) {

@@ -1,9 +1,9 @@
 #include "planner/study.h"
 
 #include <algorithm>
-#include <array>
 #include <fmt/format.h>
 
+#include "base/enum_array.h"
 #include "base/json.h"
 #include "base/units.h"
 #include "config/faults.h"
@@ -13,7 +13,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::array<std::string_view, 5> kind_names = {"sweep", "methods", "scale", "links", "fit"};
+constexpr EnumArray<Study::Kind, std::string_view, 5> kind_names = {"sweep", "methods", "scale", "links", "fit"};
 
 // Returns the widths of the axes' columns.
 std::vector<size_t> axis_widths(const Study& study) {
@@ -86,7 +86,7 @@ std::string study_text(const Study& study) {
 }
 
 std::string study_json(const Study& study) {
-  Json json{{"study", kind_names[static_cast<size_t>(study.kind)]},
+  Json json{{"study", kind_names[study.kind]},
             {"machine", study.machine},
             {"expected_error", study.error.share},
             {"expected_error_source", study.error.source},

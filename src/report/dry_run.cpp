@@ -1,12 +1,12 @@
 #include "report/dry_run.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <fmt/format.h>
 #include <sstream>
 #include <utility>
 
+#include "base/enum_array.h"
 #include "base/json.h"
 #include "base/text_parts.h"
 #include "base/units.h"
@@ -27,9 +27,9 @@ using Json = nlohmann::ordered_json;
 
 double to_double(Flops flops) { return static_cast<double>(flops); }
 
-std::array<int64_t, num_model_parts> parameters_by_part(const ModelSpec& spec) {
-  std::array<int64_t, num_model_parts> parts{};
-  for (const TensorSpec& tensor : spec.tensors) parts[static_cast<size_t>(tensor.part)] += tensor.count();
+EnumArray<ModelPart, int64_t, num_model_parts> parameters_by_part(const ModelSpec& spec) {
+  EnumArray<ModelPart, int64_t, num_model_parts> parts{};
+  for (const TensorSpec& tensor : spec.tensors) parts[tensor.part] += tensor.count();
   return parts;
 }
 

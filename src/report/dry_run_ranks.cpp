@@ -112,7 +112,7 @@ std::string pipeline_section(const DryRun& input) {
   if (input.stages.size() < 2) return "";
   const ParallelConfig& parallel = input.config.parallel;
   std::string text = "\npipeline\n";
-  text += text_row("schedule", std::string(pipeline_order_names[static_cast<size_t>(parallel.pipeline_schedule)]),
+  text += text_row("schedule", std::string(pipeline_order_names[parallel.pipeline_schedule]),
                    fmt::format("{} stages{}, {} each step", parallel.pipeline,
                                parallel.virtual_stages > 1 ? fmt::format(" of {} chunks", parallel.virtual_stages) : "",
                                format_counted(input.config.batch.accumulation, "micro-batch")));
@@ -136,7 +136,7 @@ std::string pipeline_section(const DryRun& input) {
 }
 
 Json pipeline_json(const DryRun& input) {
-  Json json{{"schedule", pipeline_order_names[static_cast<size_t>(input.config.parallel.pipeline_schedule)]}};
+  Json json{{"schedule", pipeline_order_names[input.config.parallel.pipeline_schedule]}};
   if (input.pipeline) {
     json["bubble"] = input.pipeline->bubble();
   }
@@ -164,7 +164,7 @@ Json world_json(const DryRun& input) {
     json["mesh"][std::string(axis_name(axis))] = mesh.size(axis);
   if (mesh.size(MeshAxis::context) > 1)
     json["context_method"] = context_method_names[input.config.parallel.context_method];
-  json["rank_order"] = rank_order_names[static_cast<size_t>(mesh.order())];
+  json["rank_order"] = rank_order_names[mesh.order()];
   json["largest_rank"] = input.world.largest_rank;
   json["traffic"] = Json::array();
   for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {

@@ -13,7 +13,6 @@ Flops model_flops_formula(const ModelConfig& m, int64_t sequences) {
   const Flops q = wide(m.q_size());
   const Flops kv = wide(m.kv_size());
   const Flops layers = wide(m.num_layers);
-  const Flops ffn_products = is_gated(m.activation) ? 3 : 2;
   const Flops attention_projections = h * (q + 2 * kv) + q * h;
   const Flops head = h * wide(m.vocab_size);
   const LayerKinds kinds = layer_kinds(m);
@@ -24,7 +23,7 @@ Flops model_flops_formula(const ModelConfig& m, int64_t sequences) {
   for (const size_t kind : kinds.of_layers) {
     pairs += pairs_of_kinds[kind];
     const FfnKind& ffn = kinds.kinds[kind].ffn;
-    ffns += ffn_products * h * wide(m.active_ffn_width(ffn));
+    ffns += wide(m.ffn_matrices(ffn)) * h * wide(m.active_ffn_width(ffn));
     if (ffn.is_routed) ffns += h * wide(m.moe.experts);  // the router
   }
   return 6 * tokens * (layers * attention_projections + ffns + head) + 6 * wide(m.head_size) * wide(sequences) * pairs;

@@ -1,10 +1,10 @@
 #include "report/timeline_page.h"
 
 #include <algorithm>
-#include <array>
 #include <fmt/format.h>
 
 #include "base/append.h"
+#include "base/enum_array.h"
 #include "base/text_parts.h"
 #include "report/svg_plot.h"
 
@@ -19,7 +19,7 @@ constexpr double top = 10;
 constexpr double narrowest = 0.5;  // width in pixels below which bars are joined
 constexpr double room_for_label = 16;
 
-constexpr std::array<std::string_view, 4> classes = {"f", "b", "w", "u"};
+constexpr EnumArray<PipelineBar::Kind, std::string_view, 4> classes = {"f", "b", "w", "u"};
 
 struct TimeUnit {
   std::string_view name;
@@ -87,7 +87,7 @@ class Drawing {
     // Bars too narrow for a pointer get no name, which keeps a page of many thousand bars small.
     const bool named = joined == 1 && bar_width >= 2;
     append(text_, "<rect class=\"{}{}\" x=\"{:.2f}\" y=\"{:.1f}\" width=\"{:.2f}\" height=\"{:.0f}\"",
-           classes[static_cast<size_t>(bar.kind)], shade_of(bar), x(start), y, bar_width, bar_height);
+           classes[bar.kind], shade_of(bar), x(start), y, bar_width, bar_height);
     if (!named) {
       text_ += "/>\n";
       return;

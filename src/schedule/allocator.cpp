@@ -32,8 +32,7 @@ class ByAction {
     indices_.resize(starts_.back());
     std::vector<uint32_t> next(starts_.begin(), starts_.end() - 1);
     for (size_t i = 0; i < lifetimes.size(); ++i) {
-      if (is_placed(lifetimes[i]))
-        indices_[next[static_cast<size_t>(lifetimes[i].*action)]++] = static_cast<uint32_t>(i);
+      if (is_placed(lifetimes[i])) indices_[next[lifetimes[i].*action]++] = static_cast<uint32_t>(i);
     }
   }
 
@@ -247,9 +246,7 @@ class Stretches {
     const int32_t first = result.front().first;  // members are in the order of their beginnings
     // By action of the group: 1 if a lifetime begins or ends in it; then the number of such actions before it.
     std::vector<int32_t> change_numbers(static_cast<size_t>(last - first) + 1);
-    const auto change_number = [&](int32_t action) -> int32_t& {
-      return change_numbers[static_cast<size_t>(action - first)];
-    };
+    const auto change_number = [&](int32_t action) -> int32_t& { return change_numbers[action - first]; };
     for (const Lifetime& lifetime : result) change_number(lifetime.first) = change_number(lifetime.last) = 1;
     std::exclusive_scan(change_numbers.begin(), change_numbers.end(), change_numbers.begin(), 0);
     for (Lifetime& lifetime : result)
@@ -289,7 +286,7 @@ int64_t most_alive_bytes(const std::vector<Lifetime>& lifetimes) {
   std::vector<int64_t> changes(static_cast<size_t>(last) + 2, 0);
   for (const Lifetime& lifetime : lifetimes) {
     if (!is_placed(lifetime)) continue;
-    changes[static_cast<size_t>(lifetime.first)] += lifetime.bytes;
+    changes[lifetime.first] += lifetime.bytes;
     changes[static_cast<size_t>(lifetime.last) + 1] -= lifetime.bytes;
   }
   int64_t alive = 0;

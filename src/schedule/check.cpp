@@ -49,7 +49,7 @@ class Checker {
     return condition;
   }
 
-  Content& content(int32_t buffer) { return content_[static_cast<size_t>(buffer)]; }
+  Content& content(int32_t buffer) { return content_[buffer]; }
   size_t place_in_done(ActionKind kind, int32_t m, int32_t unit) const {
     const auto micro_batches = static_cast<size_t>(schedule_.options.micro_batches + 1);
     return (static_cast<size_t>(kind) * micro_batches + static_cast<size_t>(m + 1)) *
@@ -135,7 +135,7 @@ class Checker {
     if (!require(index >= 0 && static_cast<size_t>(index) < schedule_.buffers.size(), "its {} is buffer {} of {}",
                  operand_name(operand), index, schedule_.buffers.size()))
       return;
-    const Buffer& buffer = schedule_.buffers[static_cast<size_t>(index)];
+    const Buffer& buffer = schedule_.buffers[index];
     const Buffer wanted = expected(a, operand);
     require(buffer.kind == wanted.kind && buffer.unit == wanted.unit && buffer.micro_batch == wanted.micro_batch,
             "its {} is {} of micro-batch {}, unit {}", operand_name(operand), buffer_name(buffer.kind),
@@ -146,8 +146,7 @@ class Checker {
       require(there == Content::whole, "its {} {}", operand_name(operand),
               there == Content::under_way ? "is not awaited" : "is not there");
     require(there != Content::being_summed, "its {} is still being summed", operand_name(operand));
-    require(use == Access::read || !sending_[static_cast<size_t>(index)], "its {} is still being sent",
-            operand_name(operand));
+    require(use == Access::read || !sending_[index], "its {} is still being sent", operand_name(operand));
   }
 
   static bool is_of_sum(ActionKind kind) {
@@ -206,9 +205,8 @@ class Checker {
     Content& left = content(buffer);
     if (use == Access::read) {
       require(left == Content::whole, "what it copies is not there");
-      require(sending_[static_cast<size_t>(buffer)] != begins, "its copy has {}",
-              begins ? "begun before" : "not begun");
-      sending_[static_cast<size_t>(buffer)] = begins;
+      require(sending_[buffer] != begins, "its copy has {}", begins ? "begun before" : "not begun");
+      sending_[buffer] = begins;
     } else {
       require(left == (begins ? Content::nothing : Content::under_way), "its copy {}",
               begins ? "has begun before" : "has not begun");
@@ -287,7 +285,7 @@ class Checker {
 
   // Checks that gradients are summed in micro-batch order: the first micro-batch overwrites, the others add.
   void check_accumulation(const Action& a) {
-    int32_t& last = last_weight_gradient_[static_cast<size_t>(a.unit)];
+    int32_t& last = last_weight_gradient_[a.unit];
     require(a.micro_batch == last + 1, "after that of micro-batch {}", last);
     last = a.micro_batch;
   }

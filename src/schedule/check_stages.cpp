@@ -1,11 +1,12 @@
 #include "schedule/check_stages.h"
 
 #include <algorithm>
-#include <array>
 #include <fmt/format.h>
 #include <optional>
 #include <utility>
 #include <vector>
+
+#include "base/enum_array.h"
 
 namespace gptrain::inline schedule {
 namespace {
@@ -44,11 +45,11 @@ class StagesChecker {
     std::vector<StageMessage> sends, receives;
   };
 
-  const Schedule& of(int32_t stage) const { return schedules_[static_cast<size_t>(stage)]; }
-  size_t& next(int32_t stage) { return next_[static_cast<size_t>(stage)]; }
+  const Schedule& of(int32_t stage) const { return schedules_[stage]; }
+  size_t& next(int32_t stage) { return next_[stage]; }
   const Action& action(int32_t stage) { return of(stage).actions[next(stage)]; }
   bool ended(int32_t stage) { return next(stage) == of(stage).actions.size(); }
-  Link& link(const Route& route) { return links_[static_cast<size_t>(route.from)][static_cast<size_t>(route.way)]; }
+  Link& link(const Route& route) { return links_[route.from][route.way]; }
 
   std::string action_text(int32_t stage) {
     const Action& a = action(stage);
@@ -145,8 +146,8 @@ class StagesChecker {
   }
 
   const std::span<const Schedule> schedules_;
-  std::vector<size_t> next_;                       // by stage: index of its next action
-  std::vector<std::array<Link, num_ways>> links_;  // by sending stage and Way
+  std::vector<size_t> next_;                           // by stage: index of its next action
+  std::vector<EnumArray<Way, Link, num_ways>> links_;  // by sending stage and Way
   std::string fault_;
 };
 

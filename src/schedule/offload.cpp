@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/enum_array.h"
+
 namespace gptrain::inline schedule {
 namespace {
 
@@ -22,17 +24,17 @@ class Offloading {
     for (size_t i = 0; i < old_.size(); ++i) {
       for (; next != insertions_.end() && next->before == i; ++next) add(*next);
       Action& action = schedule_.actions.emplace_back(old_[i]);
-      for (int32_t& buffer : action.buffers) buffer = buffer < 0 ? -1 : moved_[static_cast<size_t>(buffer)];
+      for (int32_t& buffer : action.buffers) buffer = buffer < 0 ? -1 : moved_[buffer];
     }
   }
 
  private:
   // The record of one unit and micro-batch, from its forward to its backward pass.
   struct Record {
-    size_t forward = 0;                        // index in old_ of the forward action
-    size_t first_read = 0;                     // index in old_ of the first action of the backward pass
-    std::array<int32_t, num_operands> away{};  // the record's buffers until the copy to the host ends
-    std::array<int32_t, num_operands> back{};  // the record's buffers from the beginning of the copy back
+    size_t forward = 0;                                // index in old_ of the forward action
+    size_t first_read = 0;                             // index in old_ of the first action of the backward pass
+    EnumArray<Operand, int32_t, num_operands> away{};  // the record's buffers until the copy to the host ends
+    EnumArray<Operand, int32_t, num_operands> back{};  // the record's buffers from the beginning of the copy back
   };
   // A new action and the index of the action before which it is inserted.
   struct Insertion {
@@ -53,7 +55,7 @@ class Offloading {
       begun += begun < starts_.size() && starts_[begun] == i ? 1 : 0;
       pass_of_[i] = begun;
       if (!is_unit_pass(action.kind) || !schedule_.traits(action.unit).offload.any()) continue;
-      std::vector<size_t>& of_unit = open[static_cast<size_t>(action.unit)];
+      std::vector<size_t>& of_unit = open[action.unit];
       if (!back) {
         of_unit.push_back(records_.size());
         records_.push_back({.forward = i});
@@ -90,7 +92,7 @@ class Offloading {
   }
 
   int32_t copy_of(int32_t buffer) {
-    const Buffer copy = schedule_.buffers[static_cast<size_t>(buffer)];
+    const Buffer copy = schedule_.buffers[buffer];
     schedule_.buffers.push_back({.kind = copy.kind, .micro_batch = copy.micro_batch, .unit = copy.unit});
     return static_cast<int32_t>(schedule_.buffers.size()) - 1;
   }
@@ -99,10 +101,9 @@ class Offloading {
     const Action& forward = old_[record.forward];
     record.away.fill(-1);
     for (const Operand operand : record_operands) {
-      if (record_of(schedule_.traits(forward.unit)).contains(operand))
-        record.away[static_cast<size_t>(operand)] = forward[operand];
+      if (record_of(schedule_.traits(forward.unit)).contains(operand)) record.away[operand] = forward[operand];
     }
-    record.away[static_cast<size_t>(Operand::host)] = static_cast<int32_t>(schedule_.buffers.size());
+    record.away[Operand::host] = static_cast<int32_t>(schedule_.buffers.size());
     schedule_.buffers.push_back(
         {.kind = BufferKind::offloaded, .micro_batch = forward.micro_batch, .unit = forward.unit});
   }
@@ -110,7 +111,7 @@ class Offloading {
   void bring_back(Record& record) {
     record.back = record.away;
     for (const Operand operand : record_operands) {
-      int32_t& buffer = record.back[static_cast<size_t>(operand)];
+      int32_t& buffer = record.back[operand];
       if (buffer < 0) continue;
       const auto was = static_cast<size_t>(buffer);
       buffer = copy_of(buffer);
@@ -186,7 +187,7 @@ EvenOffload spread_evenly(const Stages& stages, int64_t count) {
   if (count <= 0) return even;
   // Spread over all blocks but the last, so that the copy of the last record ends before the last block saves its own.
   const int64_t spread = count < all ? all - 1 : all;
-  for (int64_t i = 0; i < count; ++i) even.units.push_back(blocks[static_cast<size_t>(i * spread / count)]);
+  for (int64_t i = 0; i < count; ++i) even.units.push_back(blocks[i * spread / count]);
   const auto distance = static_cast<int32_t>(spread / count);
   even.offload = {OffloadedPart::record, distance, (distance + 1) / 2};
   return even;

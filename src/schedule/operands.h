@@ -2,11 +2,12 @@
 // its layers; the schedule derives the lifetimes of buffers from them.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
 #include <string_view>
+
+#include "base/enum_array.h"
 
 namespace gptrain::inline schedule {
 
@@ -60,6 +61,6 @@ enum class UnitPass : uint8_t { forward, recompute, loss, evaluate, backward_inp
 constexpr size_t num_unit_passes = static_cast<size_t>(UnitPass::backward_weight) + 1;
 
 // Operands by pass, up to Operand::d_input. The schedule itself adds parameters and their gradients.
-using UnitUses = std::array<OperandUse, num_unit_passes>;
+using UnitUses = EnumArray<UnitPass, OperandUse, num_unit_passes>;
 
 }  // namespace gptrain::schedule

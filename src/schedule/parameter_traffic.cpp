@@ -16,9 +16,8 @@ ParameterTraffic::Gathered* ParameterTraffic::find_gathered(int32_t unit) {
 int32_t ParameterTraffic::use(int32_t unit, std::span<const int32_t> following) {
   const ParameterFlow& flow = schedule_.options.flow;
   if (flow.weights_return) {
-    if (!awaited_[static_cast<size_t>(unit)])
-      schedule_.actions.push_back({.kind = ActionKind::await_weights, .unit = unit});
-    awaited_[static_cast<size_t>(unit)] = true;
+    if (!awaited_[unit]) schedule_.actions.push_back({.kind = ActionKind::await_weights, .unit = unit});
+    awaited_[unit] = true;
   }
   if (!flow.gathers_weights()) return -1;
   begin_gather(unit, unit, {});

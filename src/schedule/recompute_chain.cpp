@@ -25,9 +25,9 @@ class ChainSolver::Tables {
         longest_(n_ <= longest_whole_chain ? n_ : longest_segment),
         piece_(std::max<int64_t>(1, (most + resolution - 1) / resolution)),
         pieces_(most / piece_),
-        pass_bytes_(static_cast<size_t>(n_ * longest_)),
-        pass_seconds_(static_cast<size_t>(n_ * longest_)),
-        recompute_(static_cast<size_t>(n_ * longest_)) {
+        pass_bytes_(n_ * longest_),
+        pass_seconds_(n_ * longest_),
+        recompute_(n_ * longest_) {
     for (const ChainUnit& u : chain.units) largest_stream_ = std::max(largest_stream_, u.output_bytes);
     for (int32_t first = 0; first < n_; ++first) weigh_passes(first);
     for (int32_t length = 1; length <= longest_; ++length) {
@@ -75,7 +75,7 @@ class ChainSolver::Tables {
     bool away = false;  // the record of `from` is offloaded, or with How::again its input
   };
 
-  const ChainUnit& unit(int32_t i) const { return chain_.units[static_cast<size_t>(i)]; }
+  const ChainUnit& unit(int32_t i) const { return chain_.units[i]; }
   size_t at(int32_t first, int32_t last) const { return static_cast<size_t>(first * longest_ + last - first); }
   int64_t up(int64_t bytes) const { return (bytes + piece_ - 1) / piece_; }
   int64_t output_kept(int32_t i) const { return i + 1 < n_ ? unit(i).output_bytes : 0; }
@@ -108,11 +108,10 @@ class ChainSolver::Tables {
       if (unit(i).always_saved) return;
     const ChainUnit& u = unit(first);
     if (first == last) {
-      for (int64_t m = up(u.saved_bytes + u.backward_bytes); m <= pieces_; ++m)
-        least[static_cast<size_t>(m)] = u.saved_seconds;
+      for (int64_t m = up(u.saved_bytes + u.backward_bytes); m <= pieces_; ++m) least[m] = u.saved_seconds;
       return;
     }
-    for (int64_t m = 0; m <= pieces_; ++m) least[static_cast<size_t>(m)] = best_recompute(first, last, m).first;
+    for (int64_t m = 0; m <= pieces_; ++m) least[m] = best_recompute(first, last, m).first;
   }
 
   // The first decision for a segment: keep all or part of its first unit, or run forward and keep only a later output.
@@ -128,7 +127,7 @@ class ChainSolver::Tables {
     const ChainUnit& u = unit(first);
     const int64_t forward = up(u.written_bytes() + u.output_bytes + chain_.gradient_bytes);
     const auto rest = [&](int32_t begin, int64_t held_bytes) {
-      return pieces < held_bytes ? never : recompute_[at(begin, last)][static_cast<size_t>(pieces - held_bytes)];
+      return pieces < held_bytes ? never : recompute_[at(begin, last)][pieces - held_bytes];
     };
     if (pieces >= std::max(forward, up(u.saved_bytes + u.backward_bytes)))
       offer(u.forward_seconds + rest(first + 1, up(u.saved_bytes + u.output_bytes)), {How::keep});
@@ -137,7 +136,7 @@ class ChainSolver::Tables {
     for (int32_t split = first; split < last; ++split) {
       if (pieces < up(pass_bytes_[at(first, split)] + chain_.gradient_bytes)) break;
       offer(pass_seconds_[at(first, split)] + rest(split + 1, up(unit(split).output_bytes)) +
-                recompute_[at(first, split)][static_cast<size_t>(pieces)],
+                recompute_[at(first, split)][pieces],
             {How::recompute, split});
     }
     return best;
@@ -176,21 +175,21 @@ class ChainSolver::Tables {
     // By unit and by kept bytes / part: index of the label; -1: there is none.
     std::vector<std::vector<int32_t>> known(static_cast<size_t>(n_) + 1);
     for (int32_t i = 0; i < n_; ++i) {
-      std::vector<int32_t>().swap(known[static_cast<size_t>(i)]);
-      for (const size_t l : best_of(labels_[static_cast<size_t>(i)])) {
-        const Label label = labels_[static_cast<size_t>(i)][l];
+      std::vector<int32_t>().swap(known[i]);
+      for (const size_t l : best_of(labels_[i])) {
+        const Label label = labels_[i][l];
         const auto offer = [&](int32_t to, int64_t bytes, double seconds, How how, bool away) {
           const int64_t held_bytes = label.held_bytes + bytes;
           if (held_bytes > most) return;
-          std::vector<Label>& there = labels_[static_cast<size_t>(to)];
-          std::vector<int32_t>& by_part = known[static_cast<size_t>(to)];
+          std::vector<Label>& there = labels_[to];
+          std::vector<int32_t>& by_part = known[to];
           if (by_part.empty()) by_part.assign(static_cast<size_t>(most / part) + 1, -1);
-          int32_t& slot = by_part[static_cast<size_t>(held_bytes / part)];
+          int32_t& slot = by_part[held_bytes / part];
           const Label next{held_bytes, label.seconds + seconds, i, l, how, away};
           if (slot < 0) {
             slot = static_cast<int32_t>(there.size());
             there.push_back(next);
-          } else if (Label& old = there[static_cast<size_t>(slot)];
+          } else if (Label& old = there[slot];
                      std::pair(next.seconds, next.held_bytes) < std::pair(old.seconds, old.held_bytes)) {
             old = next;
           }
@@ -209,7 +208,7 @@ class ChainSolver::Tables {
           offer_both(i + 1, u.part_bytes, u.rest_seconds, How::part);
         for (int32_t split = i; split < std::min(n_, i + longest_) && !unit(split).always_saved; ++split) {
           if (free < pass_bytes_[at(i, split)]) break;
-          const double seconds = recompute_[at(i, split)][static_cast<size_t>(free / piece_)];
+          const double seconds = recompute_[at(i, split)][free / piece_];
           if (seconds < never) offer_both(split + 1, 0, seconds, How::recompute);
         }
       }
@@ -220,15 +219,14 @@ class ChainSolver::Tables {
     UnitChoices choices(chain_.units.size());
     Label label = end;
     for (int32_t to = n_; label.from >= 0;) {
-      const Label before = labels_[static_cast<size_t>(label.from)][label.before];
+      const Label before = labels_[label.from][label.before];
       if (label.how == How::part) {
-        choices[static_cast<size_t>(label.from)] = {true, label.from};
+        choices[label.from] = {true, label.from};
       } else if (label.how == How::recompute) {
         choose_recompute(choices, label.from, to - 1, (available - before.held_bytes) / piece_, label.from);
       }
       if (label.away)
-        choices[static_cast<size_t>(label.from)].offload.part =
-            label.how == How::recompute ? OffloadedPart::input : OffloadedPart::record;
+        choices[label.from].offload.part = label.how == How::recompute ? OffloadedPart::input : OffloadedPart::record;
       to = label.from;
       label = before;
     }
@@ -238,7 +236,7 @@ class ChainSolver::Tables {
   // Sets the choices for a segment that is recomputed. `begin`: the unit at which the forward pass over it begins.
   void choose_recompute(UnitChoices& choices, int32_t first, int32_t last, int64_t pieces, int32_t begin) const {
     if (first == last) {
-      choices[static_cast<size_t>(last)].recompute_from = begin;
+      choices[last].recompute_from = begin;
       return;
     }
     const Step step = best_recompute(first, last, pieces).second;
@@ -247,7 +245,7 @@ class ChainSolver::Tables {
       case How::keep:
         return choose_recompute(choices, first + 1, last, pieces - up(u.saved_bytes + u.output_bytes), begin);
       case How::part:
-        choices[static_cast<size_t>(first)] = {true, first};
+        choices[first] = {true, first};
         return choose_recompute(choices, first + 1, last, pieces - up(u.part_bytes + u.output_bytes), begin);
       case How::recompute:
         choose_recompute(choices, step.split + 1, last, pieces - up(unit(step.split).output_bytes), begin);

@@ -3,72 +3,74 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/enum_array.h"
+
 namespace gptrain::inline schedule {
 
 std::string_view action_name(ActionKind kind) {
-  constexpr std::array<std::string_view, num_action_kinds> names = {"load",
-                                                                    "forward",
-                                                                    "loss",
-                                                                    "evaluate",
-                                                                    "forward_again",
-                                                                    "recompute",
-                                                                    "backward_input",
-                                                                    "backward_weight",
-                                                                    "backward",
-                                                                    "gather",
-                                                                    "await_weights",
-                                                                    "reduce",
-                                                                    "reduce_on",
-                                                                    "await_gradients",
-                                                                    "keep_gradients",
-                                                                    "send_output",
-                                                                    "await_output_sent",
-                                                                    "receive_input",
-                                                                    "await_input",
-                                                                    "send_d_input",
-                                                                    "await_d_input_sent",
-                                                                    "receive_d_output",
-                                                                    "await_d_output",
-                                                                    "offload",
-                                                                    "await_offloaded",
-                                                                    "fetch",
-                                                                    "await_fetched",
-                                                                    "sum_tied",
-                                                                    "norm",
-                                                                    "update"};
-  return names[static_cast<size_t>(kind)];
+  constexpr EnumArray<ActionKind, std::string_view, num_action_kinds> names = {"load",
+                                                                               "forward",
+                                                                               "loss",
+                                                                               "evaluate",
+                                                                               "forward_again",
+                                                                               "recompute",
+                                                                               "backward_input",
+                                                                               "backward_weight",
+                                                                               "backward",
+                                                                               "gather",
+                                                                               "await_weights",
+                                                                               "reduce",
+                                                                               "reduce_on",
+                                                                               "await_gradients",
+                                                                               "keep_gradients",
+                                                                               "send_output",
+                                                                               "await_output_sent",
+                                                                               "receive_input",
+                                                                               "await_input",
+                                                                               "send_d_input",
+                                                                               "await_d_input_sent",
+                                                                               "receive_d_output",
+                                                                               "await_d_output",
+                                                                               "offload",
+                                                                               "await_offloaded",
+                                                                               "fetch",
+                                                                               "await_fetched",
+                                                                               "sum_tied",
+                                                                               "norm",
+                                                                               "update"};
+  return names[kind];
 }
 
 std::string_view buffer_name(BufferKind kind) {
-  constexpr std::array<std::string_view, num_buffer_kinds> names = {
+  constexpr EnumArray<BufferKind, std::string_view, num_buffer_kinds> names = {
       "batch",           "stream",           "kept",
       "saved_for_input", "saved_for_weight", "gradients",
       "stream_gradient", "weights",          "prepared_weights",
       "whole_gradients", "narrow_gradients", "offloaded"};
-  return names[static_cast<size_t>(kind)];
+  return names[kind];
 }
 
 std::string_view operand_name(Operand operand) {
-  constexpr std::array<std::string_view, num_operands> names = {"batch",
-                                                                "input",
-                                                                "output",
-                                                                "kept",
-                                                                "saved_for_input",
-                                                                "saved_for_weight",
-                                                                "gradients",
-                                                                "d_output",
-                                                                "d_input",
-                                                                "weights",
-                                                                "whole_gradients",
-                                                                "prepared_weights",
-                                                                "narrow_gradients",
-                                                                "host"};
-  return names[static_cast<size_t>(operand)];
+  constexpr EnumArray<Operand, std::string_view, num_operands> names = {"batch",
+                                                                        "input",
+                                                                        "output",
+                                                                        "kept",
+                                                                        "saved_for_input",
+                                                                        "saved_for_weight",
+                                                                        "gradients",
+                                                                        "d_output",
+                                                                        "d_input",
+                                                                        "weights",
+                                                                        "whole_gradients",
+                                                                        "prepared_weights",
+                                                                        "narrow_gradients",
+                                                                        "host"};
+  return names[operand];
 }
 
 OperandSet record_of(const UnitTraits& unit) {
   if (unit.offload.part == OffloadedPart::input) return {Operand::input};
-  const auto use = [&](UnitPass pass) -> const OperandUse& { return unit.uses[static_cast<size_t>(pass)]; };
+  const auto use = [&](UnitPass pass) -> const OperandUse& { return unit.uses[pass]; };
   OperandSet record;
   for (const Operand operand : record_operands) {
     const bool is_recomputed = unit.recomputed && use(UnitPass::recompute).writes.contains(operand);
@@ -118,7 +120,7 @@ std::optional<Passes> passes_of_kind(ActionKind kind) {
 }
 
 Access access_by_unit(const UnitTraits& unit, Passes passes, Operand operand) {
-  const auto access_in = [&](UnitPass pass) { return access_of(unit.uses[static_cast<size_t>(pass)], operand); };
+  const auto access_in = [&](UnitPass pass) { return access_of(unit.uses[pass], operand); };
   const Access first = access_in(passes.first);
   // A whole backward pass writes `gradients` before it reads them.
   if (!passes.and_weight || operand == Operand::gradients) return first;
@@ -243,7 +245,7 @@ void set_lifetimes(Schedule& schedule) {
   for (size_t i = 0; i < schedule.actions.size(); ++i) {
     for (const int32_t index : schedule.actions[i].buffers) {
       if (index < 0) continue;
-      Buffer& buffer = schedule.buffers[static_cast<size_t>(index)];
+      Buffer& buffer = schedule.buffers[index];
       if (buffer.first < 0) buffer.first = static_cast<int32_t>(i);
       buffer.last = static_cast<int32_t>(i);
     }

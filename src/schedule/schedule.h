@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "config/parallelism.h"
 #include "model/spec/unit.h"
 #include "schedule/operands.h"
@@ -111,14 +112,14 @@ struct Action {
   ActionKind kind;
   int32_t micro_batch = -1;
   int32_t unit = -1;
-  std::array<int32_t, num_operands> buffers = none();  // by operand: index in Schedule::buffers; -1: not used
+  EnumArray<Operand, int32_t, num_operands> buffers = none();  // by operand: index in Schedule::buffers; -1: not used
 
-  int32_t operator[](Operand operand) const { return buffers[static_cast<size_t>(operand)]; }
-  int32_t& operator[](Operand operand) { return buffers[static_cast<size_t>(operand)]; }
+  int32_t operator[](Operand operand) const { return buffers[operand]; }
+  int32_t& operator[](Operand operand) { return buffers[operand]; }
 
  private:
-  static constexpr std::array<int32_t, num_operands> none() {
-    std::array<int32_t, num_operands> buffers{};
+  static constexpr EnumArray<Operand, int32_t, num_operands> none() {
+    EnumArray<Operand, int32_t, num_operands> buffers{};
     buffers.fill(-1);
     return buffers;
   }
@@ -181,7 +182,7 @@ struct Schedule {
   std::vector<Buffer> buffers;
 
   int32_t num_layers() const { return static_cast<int32_t>(options.units.size()); }  // units that passes run
-  const UnitTraits& traits(int32_t unit) const { return options.units[static_cast<size_t>(unit)]; }
+  const UnitTraits& traits(int32_t unit) const { return options.units[unit]; }
 };
 
 // Returns how an action of this kind and unit (-1: no unit) uses an operand. An action names a buffer for exactly the

@@ -2,6 +2,7 @@
 #include <memory>
 #include <utility>
 
+#include "base/enum_array.h"
 #include "schedule/offload.h"
 #include "schedule/parameter_traffic.h"
 #include "schedule/schedule.h"
@@ -22,7 +23,7 @@ PassLists forward_passes(const Stages& stages) {
   PassLists passes(static_cast<size_t>(stages.shape.stages));
   for (int32_t m = 0; m < stages.shape.micro_batches; ++m) {
     for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk)
-      passes[static_cast<size_t>(stages.stage_of_chunk(chunk))].push_back({PassKind::forward, chunk, m});
+      passes[stages.stage_of_chunk(chunk)].push_back({PassKind::forward, chunk, m});
   }
   return passes;
 }
@@ -33,7 +34,7 @@ class Stage {
   Stage(const ScheduleOptions& options, const PassLists& passes)
       : schedule_{.options = options, .actions = {}, .buffers = {}},
         stages_(schedule_.options.stages),
-        passes_(passes[static_cast<size_t>(stages_.stage)]),
+        passes_(passes[stages_.stage]),
         prepared_(options.units.size(), -1),
         transfers_(schedule_, passes),
         traffic_(schedule_) {}
@@ -85,7 +86,7 @@ class Stage {
   struct Named {
     ActionKind kind;
     UnitTraits unit;
-    std::array<bool, num_operands> operands;
+    EnumArray<Operand, bool, num_operands> operands;
   };
 
   // Reserves memory for the actions and buffers of passes. Actions of parameters are few in large schedules.
@@ -153,7 +154,7 @@ class Stage {
     in_flight_.erase(in_flight_.begin() + (done - in_flight_.data()));
   }
   UnitBuffers& of(InFlight& flight, int32_t unit) const {
-    return flight.units[static_cast<size_t>(unit - stages_.first_unit(flight.chunk))];
+    return flight.units[unit - stages_.first_unit(flight.chunk)];
   }
 
   // Returns the buffer of the micro-batch's tokens, which all chunks of the stage share. Loads it for the first of
@@ -186,7 +187,7 @@ class Stage {
 
   // Adds the action. Removes the buffers that it does not access.
   void add(Action action) {
-    const std::array<bool, num_operands>& named = named_by(action);
+    const EnumArray<Operand, bool, num_operands>& named = named_by(action);
     for (size_t i = 0; i < num_operands; ++i) {
       if (!named[i]) action.buffers[i] = -1;
     }
@@ -194,7 +195,7 @@ class Stage {
   }
 
   // Returns the operands that the action accesses. Cached by kind and traits, as a schedule has many actions.
-  const std::array<bool, num_operands>& named_by(const Action& action) {
+  const EnumArray<Operand, bool, num_operands>& named_by(const Action& action) {
     const UnitTraits& unit = schedule_.traits(action.unit);
     for (const Named& known : named_) {
       if (known.kind == action.kind && known.unit == unit) return known.operands;
@@ -206,7 +207,7 @@ class Stage {
   }
 
   static bool keeps(const UnitTraits& unit) {
-    return unit.uses[static_cast<size_t>(UnitPass::forward)].writes.contains(Operand::saved_for_recompute);
+    return unit.uses[UnitPass::forward].writes.contains(Operand::saved_for_recompute);
   }
 
   // Gives the unit new buffers for the values that it saves.
@@ -220,7 +221,7 @@ class Stage {
   // step.
   int32_t prepared(int32_t unit) {
     if (!schedule_.traits(unit).prepares_weights) return -1;
-    int32_t& buffer = prepared_[static_cast<size_t>(unit)];
+    int32_t& buffer = prepared_[unit];
     if (buffer < 0 || schedule_.options.flow.gathers_weights())
       buffer = new_buffer(BufferKind::prepared_weights, -1, unit);
     return buffer;
@@ -284,12 +285,11 @@ class Stage {
       const Route route = route_of(stages_, message);
       input = route.from == route.to ? of(in_flight(pass.chunk - 1, m), first - 1).output : transfers_.receive(message);
     }
-    InFlight& flight =
-        in_flight_.emplace_back(InFlight{.chunk = pass.chunk,
-                                         .micro_batch = m,
-                                         .batch = batch,
-                                         .input = input,
-                                         .units = std::vector<UnitBuffers>(static_cast<size_t>(end - first))});
+    InFlight& flight = in_flight_.emplace_back(InFlight{.chunk = pass.chunk,
+                                                        .micro_batch = m,
+                                                        .batch = batch,
+                                                        .input = input,
+                                                        .units = std::vector<UnitBuffers>(end - first)});
     for (int32_t unit = first; unit < end; ++unit) {
       std::vector<int32_t> following = units_after(unit, end);
       if (is_block(end - 1)) add_next_pass_to(following);

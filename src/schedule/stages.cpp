@@ -45,7 +45,7 @@ std::vector<StageMessage> incoming(const Stages& stages, const std::vector<std::
   std::vector<StageMessage> messages;
   if (count == 1) return messages;
   const int32_t sender = (stages.stage + (way == Way::to_next ? count - 1 : 1)) % count;
-  for (const Pass& pass : passes[static_cast<size_t>(sender)]) {
+  for (const Pass& pass : passes[sender]) {
     const MadeMessage made = message_of(stages, pass);
     if (!made.made) continue;
     const Route route = route_of(stages, made.message);

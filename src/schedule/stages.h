@@ -19,7 +19,7 @@ struct Stages {
 
   // Returns the number of units that passes run: embedding, blocks and head.
   int32_t num_layers() const { return first_units.back(); }
-  int32_t first_unit(int32_t chunk) const { return first_units[static_cast<size_t>(chunk)]; }
+  int32_t first_unit(int32_t chunk) const { return first_units[chunk]; }
   int32_t end_unit(int32_t chunk) const { return first_units[static_cast<size_t>(chunk) + 1]; }
   // Returns the chunk that has the unit. REQUIRES: 0 <= unit < num_layers().
   int32_t chunk_of(int32_t unit) const;

@@ -53,7 +53,7 @@ void StageTransfers::begin_receives(Receives& receives, size_t count) {
 }
 
 int32_t StageTransfers::receive(const StageMessage& message) {
-  Receives& receives = receives_[static_cast<size_t>(route_of(schedule_.options.stages, message).way)];
+  Receives& receives = receives_[route_of(schedule_.options.stages, message).way];
   const auto found = std::find_if(receives.expected.begin() + static_cast<std::ptrdiff_t>(receives.oldest),
                                   receives.expected.end(), [&](const Expected& e) { return e.message == message; });
   const auto index = static_cast<size_t>(found - receives.expected.begin());
@@ -67,7 +67,7 @@ int32_t StageTransfers::receive(const StageMessage& message) {
 
 void StageTransfers::send(const StageMessage& message, int32_t buffer) {
   const Stages& stages = schedule_.options.stages;
-  std::deque<Action>& sends = sends_[static_cast<size_t>(route_of(stages, message).way)];
+  std::deque<Action>& sends = sends_[route_of(stages, message).way];
   if (sends.size() == most_sends) {
     schedule_.actions.push_back(sends.front());
     sends.pop_front();

@@ -1,12 +1,12 @@
 // Sends and receives around a stage's passes, for functions that make schedules.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "schedule/schedule.h"
 
 namespace gptrain::inline schedule {
@@ -48,8 +48,8 @@ class StageTransfers {
   void begin_receives(Receives& receives, size_t count);
 
   Schedule& schedule_;
-  std::array<Receives, num_ways> receives_;
-  std::array<std::deque<Action>, num_ways> sends_;  // the awaiting action of each send under way
+  EnumArray<Way, Receives, num_ways> receives_;
+  EnumArray<Way, std::deque<Action>, num_ways> sends_;  // the awaiting action of each send under way
 };
 
 }  // namespace gptrain::schedule

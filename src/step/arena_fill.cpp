@@ -17,7 +17,7 @@ std::vector<std::byte> numbers_for_products(uint32_t key, int64_t most_bytes) {
   constexpr uint32_t use = 2;  // second word of the Philox key, which no random number of a run has
   const int64_t count = std::min(most_numbers, most_bytes / number_bytes);
   std::vector<std::byte> numbers;
-  numbers.reserve(static_cast<size_t>(count * number_bytes));
+  numbers.reserve(count * number_bytes);
   for (int64_t i = 0; i < count; i += 4) {
     const auto words = philox({key, use}, {static_cast<uint32_t>(i / 4), 0, 0, 0});
     for (size_t j = 0; j < words.size() && i + static_cast<int64_t>(j) < count; ++j) {
@@ -45,8 +45,7 @@ void fill_memory(Backend& backend, SideQueue* copy_queue, std::byte* memory, int
 }
 
 void zero_memory(Backend& backend, SideQueue* copy_queue, std::byte* memory, int64_t bytes) {
-  fill_memory(backend, copy_queue, memory, bytes,
-              std::vector<std::byte>(static_cast<size_t>(std::min(bytes, zeros_bytes))));
+  fill_memory(backend, copy_queue, memory, bytes, std::vector<std::byte>(std::min(bytes, zeros_bytes)));
 }
 
 }  // namespace gptrain::step

@@ -36,7 +36,7 @@ CheckpointForecast forecast_checkpoint(int64_t bytes, const std::vector<int64_t>
   for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
     const MeshPoint at = mesh.coordinates(rank);
     const int64_t kind = at[MeshAxis::pipeline] * mesh.size(MeshAxis::tensor) + at[MeshAxis::tensor];
-    const int64_t of_rank = of_ranks[static_cast<size_t>(kind)];
+    const int64_t of_rank = of_ranks[kind];
     if (rank % of_node == 0) node = 0;
     node += of_rank;
     forecast.rank_bytes = std::max(forecast.rank_bytes, of_rank);

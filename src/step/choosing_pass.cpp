@@ -26,8 +26,7 @@ class ComputeOnly final : public ActionObserver {
 class NoTokens final : public MicroBatchSource {
  public:
   explicit NoTokens(const StepShape& shape)
-      : memory_(static_cast<size_t>(shape.micro_batch().bytes())),
-        view_(MicroBatch::at(memory_.data(), shape.micro_batch())) {}
+      : memory_(shape.micro_batch().bytes()), view_(MicroBatch::at(memory_.data(), shape.micro_batch())) {}
   const MicroBatch& next() override { return view_; }
 
  private:

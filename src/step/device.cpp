@@ -150,8 +150,7 @@ RankDevice open_device(const RunConfig& config, Communicator* all, const World& 
   });
   const Target& target = device.backend->target();
   require_same_models(config.comm.mixed_machines, all, world, target.kind == Target::Kind::cpu ? "a CPU" : target.name);
-  device.sharing =
-      static_cast<int>(std::count(identities.begin(), identities.end(), identities[static_cast<size_t>(world.rank())]));
+  device.sharing = static_cast<int>(std::count(identities.begin(), identities.end(), identities[world.rank()]));
   device.exclusive = std::set<std::string>(identities.begin(), identities.end()).size() == identities.size();
   device.memory_bytes = target.memory_bytes;
   // Control groups of one machine may together allow more than it has.

@@ -1,11 +1,11 @@
 #include "step/inference.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <utility>
 
+#include "base/enum_array.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/contents.h"
 #include "model/micro_batch.h"
@@ -31,7 +31,7 @@ RunConfig for_inference(RunConfig config) {
 class OneSequence : public MicroBatchSource {
  public:
   explicit OneSequence(int64_t capacity)
-      : tokens_(static_cast<size_t>(capacity)), targets_(tokens_.size(), -1), document_starts_(tokens_.size()) {
+      : tokens_(capacity), targets_(tokens_.size(), -1), document_starts_(tokens_.size()) {
     batch_ = {tokens_.data(), targets_.data(), &sample_, document_starts_.data()};
   }
   // Sets the tokens of `sequence` from index `first` on. Padding follows, to which no earlier position attends.
@@ -56,7 +56,7 @@ void load_weights_alone(const StepDesign& design, const fs::path& checkpoint, Wh
   std::vector<Slice> slices;
   for (size_t i = 0; i < design.spec.tensors.size(); ++i) {
     const TensorSpec& tensor = design.spec.tensors[i];
-    if (design.layout.units[static_cast<size_t>(tensor.unit)].elements == 0) continue;  // another stage's
+    if (design.layout.units[tensor.unit].elements == 0) continue;  // another stage's
     for (const ShardBox& box : design.shards[i].boxes) {
       slices.push_back({.name = stored_name(which, tensor.name),
                         .global_shape = tensor.shape,
@@ -92,8 +92,9 @@ class Inference::Pass {
   int64_t scratch_bytes() const { return align_up(scratch_bytes_); }
 
   // Sets the memory. Call before the first pass, and whenever the memory has moved.
-  void set_memory(std::byte* weights, const std::array<std::unique_ptr<DeviceMemory>, num_memory_classes>& arenas) {
-    const DeviceMemory& frames = *arenas[static_cast<size_t>(MemoryClass::workspace)];
+  void set_memory(std::byte* weights,
+                  const EnumArray<MemoryClass, std::unique_ptr<DeviceMemory>, num_memory_classes>& arenas) {
+    const DeviceMemory& frames = *arenas[MemoryClass::workspace];
     workspace_ = Workspace(frames.data(), frames.bytes());
     parameters_ = std::make_unique<ParameterStore>(design_.spec, design_.shards, design_.layout, design_.sharding,
                                                    ParameterBuffers{.weights = weights});
@@ -209,7 +210,7 @@ void Inference::reserve(int64_t size) {
   auto pass = std::make_unique<Pass>(config_, length, groups_, backend_);
   const MemoryPlan memory = pass->memory();
   for (const MemoryClass c : pass_classes) {
-    std::unique_ptr<DeviceMemory>& arena = arenas_[static_cast<size_t>(c)];
+    std::unique_ptr<DeviceMemory>& arena = arenas_[c];
     if (arena && arena->bytes() >= memory[c]) continue;
     arena.reset();
     arena = backend_.allocate(memory[c]);

@@ -1,12 +1,12 @@
 // Forward passes of a checkpoint's model over one sequence, to predict the next token.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "checkpoint/which_weights.h"
 #include "config/run_config.h"
 #include "ops/backend.h"
@@ -58,7 +58,7 @@ class Inference {
   RankGroups& groups_;
   Backend& backend_;
   std::unique_ptr<DeviceMemory> weights_;
-  std::array<std::unique_ptr<DeviceMemory>, num_memory_classes> arenas_;
+  EnumArray<MemoryClass, std::unique_ptr<DeviceMemory>, num_memory_classes> arenas_;
   std::unique_ptr<DeviceMemory> scratch_;
   std::unique_ptr<Pass> pass_;
 };

@@ -66,7 +66,7 @@ class ScratchOf {
 // so that no two rows of a matrix are equal.
 std::vector<float> random_values(int64_t count) {
   constexpr int64_t period = 1'048'573;
-  std::vector<float> values(static_cast<size_t>(count));
+  std::vector<float> values(count);
   for (int64_t i = 0; i < count; ++i) {
     const auto index = static_cast<size_t>(i);
     values[index] = i < period ? 2 * uniform_open_closed(philox({}, {static_cast<uint32_t>(i)})[0]) - 1

@@ -56,11 +56,9 @@ class PlanObserver : public ActionObserver {
     const Schedule& schedule = program_.schedule;
     // Copies to and from the host differ between units of equal design, as some of them may be recomputed.
     const bool is_own = action.unit < 0 || copies_record(action.kind);
-    const int32_t unit = is_own ? action.unit : design_.first_equal_unit[static_cast<size_t>(action.unit)];
+    const int32_t unit = is_own ? action.unit : design_.first_equal_unit[action.unit];
     const int32_t prepared = action[Operand::prepared_weights];
-    const bool prepares =
-        prepared >= 0 &&
-        &action == &schedule.actions[static_cast<size_t>(schedule.buffers[static_cast<size_t>(prepared)].first)];
+    const bool prepares = prepared >= 0 && &action == &schedule.actions[schedule.buffers[prepared].first];
     const auto of_kind =
         static_cast<size_t>(action.kind) * (design_.first_equal_unit.size() + 1) + static_cast<size_t>(unit + 1);
     const bool measures = design_.sharding.gradients_away && action.kind == ActionKind::await_gradients &&
@@ -90,7 +88,7 @@ void add_samples(const RunConfig& config, const Target& target, RankGroups& grou
   Target host;
   host.num_threads = target.num_threads;
   MemoryPlan samples;
-  samples.on(host_place(target))[static_cast<size_t>(MemoryClass::samples)] =
+  samples.on(host_place(target))[MemoryClass::samples] =
       Inference::bytes(config, host, groups, most_tokens_of_sample(config.run));
   memory.outside += samples;
   memory.arenas += samples;
@@ -100,7 +98,7 @@ int64_t written_bytes(const TrainingStep& step, const StepConfig& config) {
   const StateColumns& columns = step.parameters().columns();
   int64_t bytes = 0;
   for (const StateSlice& piece : step.parameters().state(true)) {
-    const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
+    const TensorSpec& tensor = step.spec().tensors[piece.tensor];
     bytes += piece.count() * weight_bytes(tensor, config.precision);
     for (const StateColumn& column : columns) bytes += has_values(column, tensor) ? piece.column_bytes(column) : 0;
   }
@@ -159,8 +157,7 @@ StepPlan plan_step(const PlanCase& run, const StepChoices& choices, int64_t rank
   memory.scratch_bytes = backend.scratch_bytes();
   memory.update_scratch_bytes = update_backend.scratch_bytes();
   memory.arenas[MemoryClass::workspace] = align_up(memory.scratch_bytes) + memory.frame_bytes;
-  memory.arenas.on(place_of_updates(choices, target))[static_cast<size_t>(MemoryClass::workspace)] +=
-      align_up(memory.update_scratch_bytes);
+  memory.arenas.on(place_of_updates(choices, target))[MemoryClass::workspace] += align_up(memory.update_scratch_bytes);
   add_samples(config, target, groups, memory);
   return plan;
 }

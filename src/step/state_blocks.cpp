@@ -52,7 +52,7 @@ void OtherBlocks::take_scales(std::vector<Slice>& slices) {
       const std::string name = fmt::format("{}/{}", columns[i].name, spec.name);
       std::erase_if(slices, [&name](const Slice& slice) { return slice.name == name; });
       std::vector<float>& scales = saved_scales_[{index, i}];
-      scales.resize(static_cast<size_t>(total));
+      scales.resize(total);
       slices.push_back({.name = name, .global_shape = {total}, .offset = {0}, .shape = {total}, .data = scales.data()});
     }
   }
@@ -77,7 +77,7 @@ void OtherBlocks::reencode() {
 
 // Returns the saved block of each element that this rank has of the tensor.
 std::vector<int64_t> OtherBlocks::saved_blocks(const Pieces& pieces) const {
-  const TensorSpec& spec = step_.spec().tensors[static_cast<size_t>(pieces.front().tensor)];
+  const TensorSpec& spec = step_.spec().tensors[pieces.front().tensor];
   std::vector<TensorShard> saved;
   const int64_t ranks = saved_ranks(spec);
   for (int64_t rank = 0; rank < ranks; ++rank) saved.push_back(shard_of(spec, {ranks, rank}));
@@ -110,15 +110,15 @@ void OtherBlocks::reencode(const Pieces& pieces, size_t codes, size_t scales, co
   const bool has_sign = step_.parameters().columns()[codes].has_sign;
   const auto elements = std::ssize(saved);
   std::vector<uint8_t> coded(saved.size());
-  std::vector<float> own(static_cast<size_t>(with_blocks.num_blocks));
+  std::vector<float> own(with_blocks.num_blocks);
   step_.read_state(coded.data(), first.columns[codes], elements);
   for (int64_t block = 0; block < with_blocks.num_blocks; ++block) {
     const int64_t begin = block * state_block;
     const int64_t count = std::min(elements - begin, state_block);
     const int64_t* const from = saved.data() + begin;
     float element_scales[state_block];
-    for (int64_t i = 0; i < count; ++i) element_scales[i] = saved_scales[static_cast<size_t>(from[i])];
-    float& scale = own[static_cast<size_t>(block)];
+    for (int64_t i = 0; i < count; ++i) element_scales[i] = saved_scales[from[i]];
+    float& scale = own[block];
     if (std::all_of(from, from + count, [from](int64_t other) { return other == *from; })) {
       scale = element_scales[0];
     } else if (has_sign) {

@@ -68,7 +68,7 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model, b
   const bool keeps_narrow = design.sharding.gradients != DType::f32 || design.sharding.gradients_away;
   const int32_t phases = compresses && (design.messages.is_low_rank() || !design.sharding.cuts_state()) ? 2 : 1;
   ScheduleOptions options{.micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
-                          .units = std::vector<UnitTraits>(static_cast<size_t>(model.num_layers())),
+                          .units = std::vector<UnitTraits>(model.num_layers()),
                           .stages = design.stages,
                           .flow = design.sharding.flow(),
                           .narrow_sums = design.sharding.narrows_gradients() || compresses,
@@ -95,7 +95,7 @@ UnitBufferBytes parameter_buffer_bytes(const StepDesign& design, size_t unit, bo
   if (compresses) bytes.narrow_gradients = design.messages.units[unit].buffer_bytes();
   const int64_t experts = design.spec.units[unit].experts;
   if (experts < 0) return bytes;
-  const UnitBufferBytes more = unit_buffer_bytes(design.layout.units[static_cast<size_t>(experts)], design.sharding);
+  const UnitBufferBytes more = unit_buffer_bytes(design.layout.units[experts], design.sharding);
   bytes.weights += more.weights;
   bytes.whole_gradients += more.whole_gradients;
   bytes.narrow_gradients += more.narrow_gradients;
@@ -105,7 +105,7 @@ UnitBufferBytes parameter_buffer_bytes(const StepDesign& design, size_t unit, bo
 BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>& units, const Model& model,
                          bool compresses) {
   BufferBytes bytes;
-  const auto of = [&bytes](BufferKind kind) -> std::vector<int64_t>& { return bytes[static_cast<size_t>(kind)]; };
+  const auto of = [&bytes](BufferKind kind) -> std::vector<int64_t>& { return bytes[kind]; };
   for (int64_t unit = 0; unit < model.num_layers(); ++unit) {
     const UnitBufferBytes parameters = parameter_buffer_bytes(design, static_cast<size_t>(unit), compresses);
     const LayerRecords& records = model.records(unit);
@@ -121,7 +121,7 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
     of(BufferKind::prepared_weights).push_back(records.fp8_weights_bytes);
     of(BufferKind::whole_gradients).push_back(parameters.whole_gradients);
     of(BufferKind::narrow_gradients).push_back(parameters.narrow_gradients);
-    const UnitTraits& traits = units[static_cast<size_t>(unit)];
+    const UnitTraits& traits = units[unit];
     of(BufferKind::offloaded)
         .push_back(traits.offload.any() ? record_bytes(bytes, traits, static_cast<int32_t>(unit)) : 0);
   }
@@ -248,9 +248,9 @@ MemoryPlace arena_place(MemoryClass memory_class, const Target& target) {
 
 MemoryPlan memory_outside(const StepConfig& config, const Target& target, const ExchangeBytes& exchanged) {
   MemoryPlan memory;
-  memory.on(host_place(target))[static_cast<size_t>(MemoryClass::data)] = all_rings_bytes(config, target);
+  memory.on(host_place(target))[MemoryClass::data] = all_rings_bytes(config, target);
   for (size_t place = 0; place < num_memory_places; ++place)
-    memory.on(static_cast<MemoryPlace>(place))[static_cast<size_t>(MemoryClass::communication)] = exchanged[place];
+    memory.on(static_cast<MemoryPlace>(place))[MemoryClass::communication] = exchanged[place];
   return memory;
 }
 
@@ -317,14 +317,14 @@ void check_sums_on_disk(const StepDesign& design) {
   std::vector<int32_t> ends(design.spec.units.size(), -1);
   for (const Buffer& buffer : design.training->schedule.buffers) {
     if (buffer.kind != BufferKind::whole_gradients) continue;
-    int32_t& end = ends[static_cast<size_t>(buffer.unit)];
+    int32_t& end = ends[buffer.unit];
     if (buffer.first < end)
       throw Error(
           ExitCode::usage,
           "memory.offload_gradients = \"disk\": cannot be combined with parallel.pipeline_schedule = \"{}\" and "
           "one data rank, as gradients of two micro-batches of a layer are computed at the same time (try "
           "\"1f1b\")",
-          pipeline_order_names[static_cast<size_t>(design.config.parallel.pipeline_schedule)]);
+          pipeline_order_names[design.config.parallel.pipeline_schedule]);
     end = std::max(end, buffer.last);
   }
 }
@@ -378,7 +378,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   memory[MemoryClass::gradients] = parameters.gradients + store.gradient_slots().bytes();
   const bool on_host = design.choices.updates_on_host;
   const auto of_updates = [&](MemoryClass c) -> int64_t& {
-    return memory.on(place_of_updates(design.choices, target))[static_cast<size_t>(c)];
+    return memory.on(place_of_updates(design.choices, target))[c];
   };
   of_updates(MemoryClass::master) = store.state_layout().master_bytes();
   of_updates(MemoryClass::optimizer) = store.state_layout().buffer_bytes();
@@ -404,7 +404,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   if (config.checkpoint.keeps_snapshot())
     design.snapshot_bytes = store.snapshot_bytes() +
                             (design.keeps_residuals() ? design.messages.snapshot_bytes(groups.data_rank() == 0) : 0);
-  design.memory.outside.on(host_place(target))[static_cast<size_t>(MemoryClass::snapshot)] =
+  design.memory.outside.on(host_place(target))[MemoryClass::snapshot] =
       design.snapshot_bytes + save_buffer_bytes(design.choices);
   store.state_layout().add_away(design.memory.outside);
   memory += design.memory.outside;

@@ -11,7 +11,7 @@ namespace {
 template <typename Body>
 void for_each_repeated(const StepLog& log, const Body& body) {
   std::vector<int64_t> times(log.blocks.size());
-  for (const LoggedAction& action : log.actions) ++times[static_cast<size_t>(action.block)];
+  for (const LoggedAction& action : log.actions) ++times[action.block];
   for (const EventBlock* block : {&log.before, &log.after}) {
     for (const Event& event : *block) body(event, 1);
   }
@@ -44,8 +44,7 @@ LaneTraffic lane_traffic(const StepLog& log) {
     const size_t operation = index_of(operation_names, event.name);
     // A transfer counts at its sender, and a barrier sends nothing.
     if (event.kind != Event::Kind::collective || operation >= static_cast<size_t>(Operation::receive)) return;
-    Traffic& traffic =
-        table[static_cast<size_t>(event.channel.lane)][static_cast<size_t>(event.channel.group)][operation];
+    Traffic& traffic = table[event.channel.lane][event.channel.group][operation];
     traffic.calls += times;
     traffic.sent_bytes = (Amount(times) * event.sent_bytes + traffic.sent_bytes).value();
   });

@@ -163,7 +163,7 @@ MemoryPlan StepParts::taken() const {
       if (arenas[place][c]) bytes[c] += arenas[place][c]->bytes();
   }
   parameters->state_layout().add_away(taken);
-  taken.on(host_place(backend.target()))[static_cast<size_t>(MemoryClass::snapshot)] +=
+  taken.on(host_place(backend.target()))[MemoryClass::snapshot] +=
       (snapshot ? snapshot->bytes() : 0) + save_buffer_bytes(design->choices);
   return taken;
 }
@@ -188,13 +188,11 @@ void StepParts::allocate() {
   }
 }
 
-const DeviceMemory& StepParts::memory_of(MemoryClass c) const {
-  return *arenas[static_cast<size_t>(arena_place(c, backend.target()))][static_cast<size_t>(c)];
-}
+const DeviceMemory& StepParts::memory_of(MemoryClass c) const { return *arenas[arena_place(c, backend.target())][c]; }
 
 const DeviceMemory& StepParts::memory_of_updates(MemoryClass c) const {
   if (!design->choices.updates_on_host) return memory_of(c);
-  return *arenas[static_cast<size_t>(MemoryPlace::host)][static_cast<size_t>(c)];
+  return *arenas[MemoryPlace::host][c];
 }
 
 ArenaStarts StepParts::arena_starts() const {

@@ -1,13 +1,13 @@
 // Parts of a rank's training step: its arenas, the model, the executors and the optimizer.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "model/model.h"
 #include "model/record.h"
 #include "model/step_statistics.h"
@@ -61,11 +61,12 @@ struct StepParts {
   RankGroups& groups;
   const std::unique_ptr<SideQueue> copy_queue;  // null: the backend's memory is the host's
   StepReadback readback;
-  std::unique_ptr<MicroBatchUploads> uploads;                                       // null in the same case
-  std::optional<OffloadLanes> offloads;                                             // empty if nothing is offloaded
-  std::optional<StateSnapshot> snapshot;                                            // empty until take_snapshot_memory
-  using OfClasses = std::array<std::unique_ptr<DeviceMemory>, num_memory_classes>;  // null where none is planned
-  std::array<OfClasses, num_memory_places> arenas;
+  std::unique_ptr<MicroBatchUploads> uploads;  // null in the same case
+  std::optional<OffloadLanes> offloads;        // empty if nothing is offloaded
+  std::optional<StateSnapshot> snapshot;       // empty until take_snapshot_memory
+  using OfClasses =
+      EnumArray<MemoryClass, std::unique_ptr<DeviceMemory>, num_memory_classes>;  // null where none is planned
+  EnumArray<MemoryPlace, OfClasses, num_memory_places> arenas;
   Workspace workspace;
   StepState* state = nullptr;  // in device memory
   StepState host_state;
@@ -91,7 +92,7 @@ struct StepParts {
   ExpertOverflow overflow;  // filled in by both models
 
  private:
-  OfClasses& arenas_on(MemoryPlace place) { return arenas[static_cast<size_t>(place)]; }
+  OfClasses& arenas_on(MemoryPlace place) { return arenas[place]; }
   // Takes all arenas.
   void allocate();
   void make_update_lane(WorkingFiles* files);

@@ -52,8 +52,7 @@ class Rows {
 
   void add(const StepPart& part) {
     std::vector<size_t> of_this_part;
-    std::vector<size_t>& row_indices =
-        part.action == nullptr ? of_this_part : known_[static_cast<size_t>(part.action->block)];
+    std::vector<size_t>& row_indices = part.action == nullptr ? of_this_part : known_[part.action->block];
     if (row_indices.empty()) {
       for (const Event& event : part.events) row_indices.push_back(profile_row(event));
     }
@@ -184,7 +183,7 @@ class TraceWriter {
                    {"bytes_moved", event.bytes_moved}};
     if (event.kind == Event::Kind::collective) {
       arguments["sent_bytes"] = event.sent_bytes;
-      arguments["group"] = group_names[static_cast<size_t>(event.channel.group)];
+      arguments["group"] = group_names[event.channel.group];
     }
     write_event(event.name, trace_row(event, action), time, std::move(arguments));
   }
@@ -234,9 +233,7 @@ class MeasuredTimes final : public StepClock {
     const StepLog& log = profile_.log;
     const size_t part = part_++;
     const bool is_action = part > 0 && part <= log.actions.size();
-    const EventBlock& events = is_action   ? log.blocks[static_cast<size_t>(log.actions[part - 1].block)]
-                               : part == 0 ? log.before
-                                           : log.after;
+    const EventBlock& events = is_action ? log.blocks[log.actions[part - 1].block] : part == 0 ? log.before : log.after;
     times.clear();
     for (const Event& event : events) times.push_back({event.start_seconds, event.end_seconds});
     return is_action ? profile_.action_times[part - 1] : TimeSpan{};
@@ -260,7 +257,7 @@ void for_each_part(const StepProfile& profile, const std::function<void(const St
     body(StepPart{action, time, events, times});
   };
   visit(nullptr, log.before);
-  for (const LoggedAction& action : log.actions) visit(&action, log.blocks[static_cast<size_t>(action.block)]);
+  for (const LoggedAction& action : log.actions) visit(&action, log.blocks[action.block]);
   visit(nullptr, log.after);
 }
 

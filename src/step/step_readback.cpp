@@ -43,7 +43,7 @@ void StepReadback::queue(const StepState* state, const double* stops, const doub
     backend_.download(&copied.state, state, sizeof copied.state);
     backend_.download(&copied.stops, stops, sizeof copied.stops);
     if (num_sums_ > 0) backend_.download(sums_at(queued_), sums, sums_bytes());
-    double& seconds = host_seconds_[static_cast<size_t>(queued_ % most_ahead)];
+    double& seconds = host_seconds_[queued_ % most_ahead];
     seconds = steady_seconds() - seconds;
   }
   ++queued_;

@@ -17,7 +17,7 @@ namespace {
 
 template <typename T>
 void upload_copies(Backend& backend, T* to, T value, int64_t count) {
-  const std::vector<T> values(static_cast<size_t>(count), value);
+  const std::vector<T> values(count, value);
   backend.upload(to, values.data(), count * static_cast<int64_t>(sizeof(T)));
 }
 
@@ -66,7 +66,7 @@ float* TrainingStep::residuals_at(int64_t buffer) const { return parts_->residua
 
 void TrainingStep::read_state(void* to, const void* from, int64_t bytes) const {
   if (AwayState::holds(from)) {
-    std::memcpy(to, fetched(from), static_cast<size_t>(bytes));
+    std::memcpy(to, fetched(from), bytes);
   } else {
     backend_.download(to, from, bytes);
   }
@@ -74,7 +74,7 @@ void TrainingStep::read_state(void* to, const void* from, int64_t bytes) const {
 
 void TrainingStep::write_state(void* to, const void* from, int64_t bytes) const {
   if (!AwayState::holds(to)) return backend_.upload(to, from, bytes);
-  std::memcpy(parts_->away->fetched(to), from, static_cast<size_t>(bytes));
+  std::memcpy(parts_->away->fetched(to), from, bytes);
   parts_->away->change();
 }
 
@@ -134,11 +134,11 @@ uint32_t TrainingStep::norms_checksum() const {
   parts_->wait_all();
   uint32_t crc = 0;
   for (int64_t unit = 0; unit < parts_->parameters->num_parameter_units(); ++unit) {
-    const UnitRange& range = design_->layout.units[static_cast<size_t>(unit)];
+    const UnitRange& range = design_->layout.units[unit];
     for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
-      const NormUse use = design_->spec.tensors[static_cast<size_t>(i)].norm_use;
+      const NormUse use = design_->spec.tensors[i].norm_use;
       if (use == NormUse::no_norm || use == NormUse::sinks) continue;
-      const Segment& segment = design_->layout.segments[static_cast<size_t>(i)];
+      const Segment& segment = design_->layout.segments[i];
       std::byte* const weights =
           parts_->parameters->whole(unit).norms + (segment.offset - range.offset) * dtype_bytes(DType::f32);
       crc = device_crc32c(backend_, weights, segment.count * dtype_bytes(DType::f32), crc);
@@ -168,7 +168,7 @@ void TrainingStep::clear_state() {
 
 // REQUIRES: the piece has elements, all of them zero.
 void TrainingStep::initialize_weights(const StateSlice& piece) {
-  const TensorSpec& tensor = design_->spec.tensors[static_cast<size_t>(piece.tensor)];
+  const TensorSpec& tensor = design_->spec.tensors[piece.tensor];
   // Rows of the tensor that are whole are one row of values.
   const int64_t tensor_cols = tensor.shape.back();
   const bool in_rows = piece.shape.size() == 2 && piece.shape[1] < tensor_cols;
@@ -227,7 +227,7 @@ void TrainingStep::weights_changed() {
   if (parts_->away != nullptr) parts_->away->release();
   if (!design_->sharding.flow().weights_return) return;
   for (int64_t unit = 0; unit < parts_->parameters->num_parameter_units(); ++unit)
-    parts_->gathers[static_cast<size_t>(unit)] = begin_gather(*parts_->parameters, unit, nullptr, groups_, backend_);
+    parts_->gathers[unit] = begin_gather(*parts_->parameters, unit, nullptr, groups_, backend_);
 }
 
 void TrainingStep::set_updates(int64_t updates) {

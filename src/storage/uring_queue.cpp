@@ -10,7 +10,7 @@ namespace {
 
 class UringQueue final : public IoQueue {
  public:
-  UringQueue(io_uring ring, int depth) : ring_(ring), slots_(static_cast<size_t>(depth)) {
+  UringQueue(io_uring ring, int depth) : ring_(ring), slots_(depth) {
     for (uint32_t i = 0; i < static_cast<uint32_t>(depth); ++i) free_.push_back(i);
   }
   ~UringQueue() override {

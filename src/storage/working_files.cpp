@@ -33,7 +33,7 @@ int64_t stored_bytes(const std::vector<StoredPiece>& pieces) {
 
 WorkingFiles::WorkingFiles(const WorkingFilesOptions& options, std::vector<StoredPiece> pieces)
     : transfer_bytes_(options.transfer_bytes),
-      depth_(static_cast<size_t>(options.depth)),
+      depth_(options.depth),
       pieces_(std::move(pieces)),
       files_(options.folders.size()),
       under_way_(depth_) {
@@ -203,7 +203,7 @@ void WorkingFiles::begin_transfer(Job& job) {
   Block& block = block_of(job.piece, number);
   const int64_t in_block = job.begun % block_bytes;
   if (job.begun == 0) job.times.start = steady_seconds();
-  if (in_block == 0 && job.writes) block.crc = crc32c(job.data + job.begun, static_cast<size_t>(block.bytes));
+  if (in_block == 0 && job.writes) block.crc = crc32c(job.data + job.begun, block.bytes);
   const int64_t bytes = std::min(transfer_bytes_, block.bytes - in_block);
   const uint64_t tag = free_tags_.back();
   free_tags_.pop_back();
@@ -232,7 +232,7 @@ std::string WorkingFiles::text_of(const Job& job, size_t block) const {
 void WorkingFiles::check_block(const Job& job, size_t block) const {
   const Block& of = blocks_[first_block_[job.piece] + block];
   const std::byte* const data = job.data + static_cast<int64_t>(block) * block_bytes;
-  if (crc32c(data, static_cast<size_t>(of.bytes)) == of.crc) return;
+  if (crc32c(data, of.bytes) == of.crc) return;
   throw Error(ExitCode::checkpoint,
               "{} has other bytes than were written there: its drive or memory is faulty; resume from the last "
               "checkpoint, on another drive if it happens again",

@@ -78,7 +78,7 @@ Checkpointing::Checkpointing(const RunContext& context, FolderWatch& folder, Tra
     work_ = std::make_unique<BackgroundWork>("writes checkpoints");
   });
   if (world.size() == 1) return;
-  std::vector<int> ranks(static_cast<size_t>(world.size()));
+  std::vector<int> ranks(world.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   group_ = world.make_group(ranks, {.lane = "checkpoint", .reduces = false, .patient = true});
 }

@@ -37,15 +37,11 @@ int64_t sample(std::vector<float>& logits, const GenerateOptions& options, int64
   if (options.temperature == 0) return likeliest - logits.begin();
   std::vector<int64_t> order(logits.size());
   std::iota(order.begin(), order.end(), int64_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-    return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)];
-  });
-  if (options.top_k > 0 && options.top_k < static_cast<int64_t>(order.size()))
-    order.resize(static_cast<size_t>(options.top_k));
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return logits[a] > logits[b]; });
+  if (options.top_k > 0 && options.top_k < static_cast<int64_t>(order.size())) order.resize(options.top_k);
   const double top = *likeliest;
   std::vector<double> weights;
-  for (const int64_t token : order)
-    weights.push_back(std::exp((logits[static_cast<size_t>(token)] - top) / options.temperature));
+  for (const int64_t token : order) weights.push_back(std::exp((logits[token] - top) / options.temperature));
   const double total = std::accumulate(weights.begin(), weights.end(), 0.0);
   const auto words =
       philox(random_key(options.seed, RandomUse::sampling),

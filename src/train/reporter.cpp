@@ -43,7 +43,7 @@ Reporter::Reporter(const RunContext& context, FolderWatch& folder, const Trainin
           static_cast<double>(model_flops_formula(context.config.model, context.config.batch.global))),
       total_matrix_flops_(limits.matrix_flops) {
   if (Communicator* const all = context_.all(); all != nullptr) {
-    std::vector<double> rates(static_cast<size_t>(all->size()));
+    std::vector<double> rates(all->size());
     all->all_gather(&limits.matrix_flops, rates.data(), 1, DType::f64);
     total_matrix_flops_ = std::accumulate(rates.begin(), rates.end(), 0.0);
   }
@@ -58,7 +58,7 @@ void Reporter::collect_memory() {
   Communicator* const all = context_.all();
   if (all == nullptr) return;
   static_assert(std::is_trivially_copyable_v<MemoryPlan>);
-  std::vector<MemoryPlan> taken(static_cast<size_t>(all->size()));
+  std::vector<MemoryPlan> taken(all->size());
   all->all_gather(&taken_, taken.data(), sizeof(MemoryPlan), DType::u8);
   taken_ = {};
   for (size_t rank = 0; rank < taken.size(); ++rank) {
@@ -113,8 +113,8 @@ std::string Reporter::pipeline_text() const {
   if (parallel.pipeline == 1) return "";
   const std::string chunks =
       parallel.virtual_stages > 1 ? fmt::format(", {} chunks each", parallel.virtual_stages) : "";
-  return fmt::format(" x {} pipeline ({}{})", parallel.pipeline,
-                     pipeline_order_names[static_cast<size_t>(parallel.pipeline_schedule)], chunks);
+  return fmt::format(" x {} pipeline ({}{})", parallel.pipeline, pipeline_order_names[parallel.pipeline_schedule],
+                     chunks);
 }
 
 void Reporter::announce() const {

@@ -54,7 +54,7 @@ std::optional<int64_t> agreed_activation_bytes(const RunConfig& config, Communic
   });
   int64_t least = std::numeric_limits<int64_t>::max();
   for (int rank = 0; rank < world.size(); ++rank) {
-    const int64_t activation_bytes = std::stoll(of_ranks[static_cast<size_t>(rank)]);
+    const int64_t activation_bytes = std::stoll(of_ranks[rank]);
     if (stage_of(config, world, rank) == stage) least = std::min(least, activation_bytes);
   }
   return least;
@@ -64,7 +64,7 @@ std::optional<int64_t> agreed_activation_bytes(const RunConfig& config, Communic
 template <typename T>
 std::vector<T> gathered(const T& own, Communicator* all, const World& world) {
   static_assert(std::is_trivially_copyable_v<T>);
-  std::vector<T> values(static_cast<size_t>(world.size()), own);
+  std::vector<T> values(world.size(), own);
   if (all != nullptr) all->all_gather(&own, values.data(), sizeof(T), DType::u8);
   return values;
 }
@@ -93,7 +93,7 @@ void refuse_shortage(const RunConfig& config, const Target& share, const MemoryP
   agree_on(all, world, [&] {
     HostMemoryUse use;
     for (int rank = 0; rank < world.size(); ++rank)
-      if (world.host(rank) == world.host(world.rank())) use.add(plans[static_cast<size_t>(rank)].host_memory());
+      if (world.host(rank) == world.host(world.rank())) use.add(plans[rank].host_memory());
     const std::string shortage = host_shortage(config.memory, config.batch.micro, use, share.host_bytes);
     if (!shortage.empty()) throw Error(ExitCode::machine, "{}", shortage);
   });

@@ -156,7 +156,7 @@ void load_residuals(const fs::path& checkpoint, TrainingStep& step, const RankGr
           if (from > 0) slices[i].name.clear();  // loaded already
           continue;
         }
-        slices[i].name = residual_name(from, step.spec().tensors[static_cast<size_t>(pieces[i].tensor)]);
+        slices[i].name = residual_name(from, step.spec().tensors[pieces[i].tensor]);
         slices[i].data = pieces[i].residual - residuals.as<float>() + loaded.as<float>();
       }
       std::erase_if(slices, [&](const Slice& slice) { return !contents.tensors.contains(slice.name); });

@@ -55,7 +55,7 @@ std::string warning_of_full_disk(const CheckpointConfig& saving, const RunSettin
 // Describes a checkpoint by the checksum of its manifest, which holds the checksums of all its files.
 std::string describe_checkpoint(const fs::path& checkpoint) {
   const InputFile file(checkpoint / "manifest.json");
-  std::string text(static_cast<size_t>(file.bytes()), '\0');
+  std::string text(file.bytes(), '\0');
   file.read(0, text.data(), file.bytes());
   return fmt::format("of step {}, checksum {:08x}", load_manifest(checkpoint).manifest.progress.step,
                      crc32c(text.data(), text.size()));
@@ -98,7 +98,7 @@ std::string describe_data(const Dataset& data, int64_t sequence_length) {
     samples += source.samples;
   }
   constexpr int64_t num_compared = 16;
-  std::vector<int32_t> ids(static_cast<size_t>(2 * sequence_length));
+  std::vector<int32_t> ids(2 * sequence_length);
   uint32_t checksum = 0;
   for (int64_t i = 0; i < num_compared; ++i) {
     try {

@@ -80,7 +80,7 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSl
                              SliceMemory* memory) {
   std::vector<Slice> slices;
   for (const StateSlice& piece : pieces) {
-    const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(piece.tensor)];
+    const TensorSpec& spec = step.spec().tensors[piece.tensor];
     const auto add_as = [&](std::string name, void* data, DType dtype) {
       slices.push_back({.name = std::move(name),
                         .global_shape = spec.shape,
@@ -112,7 +112,7 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSl
     for (size_t i = 0; i < columns.size() && part == StatePart::all; ++i) {
       if (piece.columns[i] == nullptr) continue;
       add(columns[i].name, piece.columns[i], columns[i].dtype);
-      const TensorShard& shard = step.design().shards[static_cast<size_t>(piece.tensor)];
+      const TensorShard& shard = step.design().shards[piece.tensor];
       Slice& slice = slices.back();
       slice.global_shape = stored_shape(columns[i], spec, shard);
       if (columns[i].granularity == StateGranularity::block) {

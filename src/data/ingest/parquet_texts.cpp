@@ -195,7 +195,7 @@ struct ParquetTexts::Impl {
       const int16_t present = reader->descr()->max_definition_level();
       size_t value = 0;
       for (int64_t i = 0; i < count; ++i) {
-        if (present > 0 && levels[static_cast<size_t>(i)] < present) {
+        if (present > 0 && levels[i] < present) {
           append_row_text(bytes, nullptr, null_row_text);
           continue;
         }

@@ -110,7 +110,7 @@ class Trainer {
   void merge(const Candidate& best) {
     const auto left = static_cast<int32_t>(best.pair >> 32);
     const auto right = static_cast<int32_t>(best.pair & 0xFFFFFFFFU);
-    const std::string bytes = parts_.tokens[static_cast<size_t>(left)] + parts_.tokens[static_cast<size_t>(right)];
+    const std::string bytes = parts_.tokens[left] + parts_.tokens[right];
     const int32_t merged = add_token(bytes);
     parts_.merges.push_back({left, right, merged});
     for (const uint32_t index : best.words) {

@@ -233,7 +233,7 @@ struct Encoder::Impl {
     for (size_t from = 0; begin < text.size();) {
       const Tokenizer::Finder::Found found = finder.find(text, from);
       if (found.index >= 0) {
-        const AddedToken& added = tokenizer->parts().added[static_cast<size_t>(found.index)];
+        const AddedToken& added = tokenizer->parts().added[found.index];
         const bool is_special = added.special || added.id == end_token;
         if (is_special) {
           ++num_special;

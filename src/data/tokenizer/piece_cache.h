@@ -52,7 +52,7 @@ class PieceCache {
       if (entry.count <= inline_ids) {
         std::memcpy(out, entry.ids.data(), sizeof entry.ids);
       } else {
-        std::memcpy(out, &more_[static_cast<size_t>(entry.ids[0])], entry.count * sizeof(int32_t));
+        std::memcpy(out, &more_[entry.ids[0]], entry.count * sizeof(int32_t));
       }
       return entry.count;
     }

@@ -31,8 +31,8 @@ class SentencePiece {
   // Decodes as the library does.
   std::string decode(std::span<const int32_t> ids) const;
   // Returns the text that a token adds, with spaces as such; for a token without text, its name.
-  const std::string& text_of(int32_t id) const { return texts_[static_cast<size_t>(id)]; }
-  bool is_special(int32_t id) const { return special_[static_cast<size_t>(id)]; }
+  const std::string& text_of(int32_t id) const { return texts_[id]; }
+  bool is_special(int32_t id) const { return special_[id]; }
 
  private:
   struct Impl;

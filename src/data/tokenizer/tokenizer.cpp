@@ -81,7 +81,7 @@ Tokenizer::Tokenizer(TokenizerParts parts) : parts_(std::move(parts)) {
   added_by_id_.resize(size);
   for (size_t i = 0; i < parts_.added.size(); ++i) {
     const AddedToken& added = parts_.added[i];
-    added_by_id_[static_cast<size_t>(added.id)] = &added;
+    added_by_id_[added.id] = &added;
     std::string content = added.content;
     if (added.normalized) {
       std::string normalized;
@@ -151,7 +151,7 @@ std::string_view Tokenizer::text_of(int32_t id) const {
 }
 
 std::vector<int32_t> Tokenizer::text_bytes() const {
-  std::vector<int32_t> bytes(static_cast<size_t>(vocab_size_), 0);
+  std::vector<int32_t> bytes(vocab_size_, 0);
   for (size_t id = 0; id < bytes.size(); ++id) {
     const auto token = static_cast<int32_t>(id);
     const bool special = sentencepiece_ ? sentencepiece_->is_special(token)

@@ -72,9 +72,9 @@ std::string merges_text(const std::vector<std::string>& quoted_texts, const std:
   std::string elements;
   for (const Merge& merge : merges) {
     elements += elements.empty() ? "\n      [\n        " : ",\n      [\n        ";
-    elements += quoted_texts[static_cast<size_t>(merge.left)];
+    elements += quoted_texts[merge.left];
     elements += ",\n        ";
-    elements += quoted_texts[static_cast<size_t>(merge.right)];
+    elements += quoted_texts[merge.right];
     elements += "\n      ]";
   }
   return elements;

@@ -61,7 +61,7 @@ void Unigram::encode(std::string_view piece, std::vector<int32_t>& ids) const {
       node = child->second;
       const int32_t id = id_at_[node];
       if (id < 0) continue;
-      offer(at, end + 1, best[at].score + parts_.scores[static_cast<size_t>(id)], id, id != parts_.unknown);
+      offer(at, end + 1, best[at].score + parts_.scores[id], id, id != parts_.unknown);
       has_character = has_character || end + 1 - at == length;
     }
     if (!has_character) offer(at, at + length, best[at].score + unknown_score_, -1, false);

@@ -52,7 +52,7 @@ ModelConfig with_layers(ModelConfig model, const LayerKind& kind, int64_t count)
 
 double forward_flops(const ModelConfig& model, const LayerKind& kind) {
   const auto h = static_cast<double>(model.hidden_size), q = static_cast<double>(model.q_size());
-  const double ffn_matrices = is_gated(model.activation) ? 3 : 2;
+  const auto ffn_matrices = static_cast<double>(model.ffn_matrices(kind.ffn));
   const auto ffn_width = static_cast<double>(model.active_ffn_width(kind.ffn));
   const double router = kind.ffn.is_routed ? h * static_cast<double>(model.moe.experts) : 0;
   const double matrices = 2 * h * (q + static_cast<double>(model.kv_size())) + ffn_matrices * h * ffn_width + router;

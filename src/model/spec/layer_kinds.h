@@ -23,7 +23,7 @@ struct LayerKinds {
   std::vector<size_t> of_layers;  // by layer: index in `kinds`
   std::vector<size_t> alike;      // by kind: the first kind whose layers have parameters of the same sizes
 
-  size_t of(int64_t layer) const { return of_layers[static_cast<size_t>(layer)]; }
+  size_t of(int64_t layer) const { return of_layers[layer]; }
   // Returns the number of layers of each kind among layers [first, first + count).
   std::vector<int64_t> counts(int64_t first, int64_t count) const;
   // Returns the sums of `counts` over kinds with parameters of the same sizes, each at the first such kind.

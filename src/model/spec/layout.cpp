@@ -56,7 +56,7 @@ ParameterLayout make_layout(const ModelSpec& spec, const std::vector<TensorShard
   size_t tensor = 0;
   for (size_t unit = 0; unit < spec.units.size(); ++unit) {
     const ReplicaGroup group = spec.units[unit].replicas;
-    const int64_t pieces = replica_counts[static_cast<size_t>(group)];
+    const int64_t pieces = replica_counts[group];
     layout.elements = round_up(layout.elements, unit_multiple * pieces);
     layout.piece_elements = round_up(layout.piece_elements, unit_multiple);
     UnitRange range{.offset = layout.elements,

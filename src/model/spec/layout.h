@@ -2,10 +2,10 @@
 // summed. Weights, gradients, master weights and optimizer state share one layout, in elements.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "model/spec/shard.h"
 
 namespace gptrain::inline spec {
@@ -40,7 +40,7 @@ enum class ReductionGroup : uint8_t {
 };
 
 // By ReplicaGroup: number of ranks of the group.
-using ReplicaCounts = std::array<int64_t, num_replica_groups>;
+using ReplicaCounts = EnumArray<ReplicaGroup, int64_t, num_replica_groups>;
 
 // Size of a ReplicaGroup, and this rank's number in it.
 struct ReplicaRank {

@@ -132,7 +132,7 @@ std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_
   shards.reserve(spec.tensors.size());
   std::vector<int64_t> experts(spec.units.size(), 0);  // by unit: experts of all ranks
   for (const TensorSpec& tensor : spec.tensors) {
-    int64_t& count = experts[static_cast<size_t>(tensor.unit)];
+    int64_t& count = experts[tensor.unit];
     count = std::max(count, int64_t{tensor.expert} + 1);
   }
   for (const TensorSpec& tensor : spec.tensors) {

@@ -2,13 +2,13 @@
 // state, checkpoints and reports are derived from it.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "base/enum_array.h"
 #include "config/run_config.h"
 #include "model/spec/unit.h"
 
@@ -30,8 +30,8 @@ enum class NormUse : uint8_t { no_norm, of_rows, of_heads, sinks, router };
 // Part of the model in tables of parameter counts.
 enum class ModelPart : uint8_t { embedding, attention, ffn, norms, head, count };
 constexpr size_t num_model_parts = static_cast<size_t>(ModelPart::count);
-constexpr std::array<std::string_view, num_model_parts> model_part_names = {"embedding", "attention", "ffn", "norms",
-                                                                            "head"};
+constexpr EnumArray<ModelPart, std::string_view, num_model_parts> model_part_names = {"embedding", "attention", "ffn",
+                                                                                      "norms", "head"};
 
 // A matrix' range of rows that is split separately, in groups of `group_rows` rows (a head's).
 struct Section {

@@ -27,7 +27,7 @@ class MappedMemory final : public DeviceMemory {
  public:
   using DeviceMemory::DeviceMemory;
   ~MappedMemory() override {
-    if (data_ != nullptr) munmap(data_, static_cast<size_t>(bytes_));
+    if (data_ != nullptr) munmap(data_, bytes_);
   }
 };
 
@@ -75,8 +75,7 @@ void CpuBackend::require_libraries(int64_t bytes) const {
 std::unique_ptr<DeviceMemory> CpuBackend::allocate(int64_t bytes) {
   if (bytes == 0) return std::make_unique<MappedMemory>(nullptr, 0);
   require_libraries(bytes);
-  void* const data =
-      mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* const data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (data == MAP_FAILED) {
     throw Error(ExitCode::machine, "cannot allocate {} of memory: {}; this machine has {} that a process may use",
                 format_bytes(static_cast<double>(bytes)), std::strerror(errno),
@@ -96,11 +95,11 @@ void CpuBackend::set_scratch(std::byte* data, int64_t bytes) {
 }
 
 void CpuBackend::upload(void* device, const void* host, int64_t bytes) {
-  if (bytes > 0) std::memcpy(device, host, static_cast<size_t>(bytes));
+  if (bytes > 0) std::memcpy(device, host, bytes);
 }
 
 void CpuBackend::download(void* host, const void* device, int64_t bytes) {
-  if (bytes > 0) std::memcpy(host, device, static_cast<size_t>(bytes));
+  if (bytes > 0) std::memcpy(host, device, bytes);
 }
 
 // No CPU kernel supports f16, since oneDNN 2.6 has no f16 products.

@@ -114,17 +114,16 @@ void cpu_run(const ScaledProduct& op, const CpuContext& context) {
   const Numbers& of_b = numbers(op.b.dtype);
   const double scale = static_cast<double>(*op.a_scale.as<float>()) * static_cast<double>(*op.b_scale.as<float>());
   parallel_shares(context.num_threads, op.a.rows, [&](int64_t first, int64_t end) {
-    std::vector<float> decoded(static_cast<size_t>(op.a.cols * block_cols));
+    std::vector<float> decoded(op.a.cols * block_cols);
     for (int64_t block = 0; block < op.b.rows; block += block_cols) {
       const int64_t block_end = std::min(block + block_cols, op.b.rows);
       for (int64_t col = block; col < block_end; ++col) {
         const uint8_t* const b = scaled_row<uint8_t>(op.b, col);
-        for (int64_t k = 0; k < op.a.cols; ++k) decoded[static_cast<size_t>(k * block_cols + col - block)] = of_b[b[k]];
+        for (int64_t k = 0; k < op.a.cols; ++k) decoded[k * block_cols + col - block] = of_b[b[k]];
       }
       for (int64_t row = first; row < end; ++row) {
         const BlockSums sums = product_of_row(scaled_row<uint8_t>(op.a, row), of_a, decoded);
-        for (int64_t col = block; col < block_end; ++col)
-          store_sum(op, row, col, sums[static_cast<size_t>(col - block)] * scale);
+        for (int64_t col = block; col < block_end; ++col) store_sum(op, row, col, sums[col - block] * scale);
       }
     }
   });

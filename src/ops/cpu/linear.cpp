@@ -381,7 +381,7 @@ class CpuLinear::Products {
     int count = 0;
     const auto pass = [&](int name, const dnnl::memory& memory, void* data) {
       dnnl_memory_set_data_handle(memory.get(), data);
-      arguments[static_cast<size_t>(count++)] = {name, memory.get()};
+      arguments[count++] = {name, memory.get()};
     };
     pass(DNNL_ARG_SRC, memories.a, product.a.data);
     pass(DNNL_ARG_WEIGHTS, memories.b, product.b.data);

@@ -26,8 +26,8 @@ RotaryView RotaryTables::find(const RotaryAngles& angles, int64_t head_size, int
   table->head_size = head_size;
   table->num_tokens = num_tokens;
   const int64_t pairs = head_size / 2;
-  table->cosines.reserve(static_cast<size_t>(num_tokens * pairs));
-  table->sines.reserve(static_cast<size_t>(num_tokens * pairs));
+  table->cosines.reserve(num_tokens * pairs);
+  table->sines.reserve(num_tokens * pairs);
   std::vector<double> frequencies;
   for (int64_t pair = 0; pair < pairs; ++pair) {
     const double exponent = -2.0 * static_cast<double>(pair) / static_cast<double>(head_size);

@@ -12,7 +12,7 @@ class PassesChecker {
   PassesChecker(const PipelineShape& shape, const PipelineSchedule& schedule)
       : shape_(shape),
         schedule_(schedule),
-        forwards_(static_cast<size_t>(shape.chunks()), 0),
+        forwards_(shape.chunks(), 0),
         weight_gradients_(forwards_),
         input_gradients_(static_cast<size_t>(shape.chunks()) * static_cast<size_t>(shape.micro_batches), false) {}
 

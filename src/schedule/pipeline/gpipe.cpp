@@ -5,9 +5,9 @@ namespace {
 
 // All forwards, then all backwards.
 std::vector<std::vector<Pass>> gpipe_passes(const PipelineShape& shape) {
-  std::vector<std::vector<Pass>> stages(static_cast<size_t>(shape.stages));
+  std::vector<std::vector<Pass>> stages(shape.stages);
   for (int32_t stage = 0; stage < shape.stages; ++stage) {
-    std::vector<Pass>& list = stages[static_cast<size_t>(stage)];
+    std::vector<Pass>& list = stages[stage];
     for (const PassKind kind : {PassKind::forward, PassKind::backward}) {
       for (int32_t m = 0; m < shape.micro_batches; ++m) list.push_back({kind, stage, m});
     }

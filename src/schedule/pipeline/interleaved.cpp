@@ -35,9 +35,9 @@ std::vector<std::vector<Pass>> interleaved_passes(const PipelineShape& shape) {
   const std::vector<Turn> forwards = turns(shape, true);
   const std::vector<Turn> backwards = turns(shape, false);
   const size_t turns_ahead = shape.chunks_per_stage == 1 ? 1 : 2;
-  std::vector<std::vector<Pass>> stages(static_cast<size_t>(shape.stages));
+  std::vector<std::vector<Pass>> stages(shape.stages);
   for (int32_t stage = 0; stage < shape.stages; ++stage) {
-    std::vector<Pass>& list = stages[static_cast<size_t>(stage)];
+    std::vector<Pass>& list = stages[stage];
     list.reserve(2 * static_cast<size_t>(shape.chunks_per_stage) * static_cast<size_t>(shape.micro_batches));
     const auto add = [&](PassKind kind, const Turn& turn) {
       if (turn.micro_batch >= 0) list.push_back({kind, turn.round * shape.stages + stage, turn.micro_batch});

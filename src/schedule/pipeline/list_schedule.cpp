@@ -5,10 +5,10 @@ namespace gptrain::inline schedule {
 PassBoard::PassBoard(const PipelineShape& shape, const PassTicks& ticks)
     : shape_(shape),
       ticks_{ticks.forward, ticks.backward, ticks.backward_weight},
-      ticks_left_(static_cast<size_t>(shape.stages), 0),
-      lists_(static_cast<size_t>(shape.stages)) {
+      ticks_left_(shape.stages, 0),
+      lists_(shape.stages) {
   for (auto* counts : {&started_, &finished_}) {
-    for (auto& of_chunks : *counts) of_chunks.assign(static_cast<size_t>(shape.chunks()), 0);
+    for (auto& of_chunks : *counts) of_chunks.assign(shape.chunks(), 0);
   }
   const size_t longest = 3 * static_cast<size_t>(shape.chunks_per_stage) * static_cast<size_t>(shape.micro_batches);
   for (auto& list : lists_) list.reserve(longest);
@@ -25,9 +25,9 @@ bool PassBoard::ready(PassKind kind, int32_t chunk) const {
 }
 
 void PassBoard::start(int32_t stage, PassKind kind, int32_t chunk) {
-  int32_t& count = started_[row(kind)][static_cast<size_t>(chunk)];
-  lists_[static_cast<size_t>(stage)].push_back({kind, chunk, count++});
-  ticks_left_[static_cast<size_t>(stage)] = ticks_[row(kind)];
+  int32_t& count = started_[row(kind)][chunk];
+  lists_[stage].push_back({kind, chunk, count++});
+  ticks_left_[stage] = ticks_[row(kind)];
 }
 
 bool PassBoard::finish_tick() {
@@ -37,7 +37,7 @@ bool PassBoard::finish_tick() {
     running = true;
     if (--ticks_left_[stage] > 0) continue;
     const Pass& pass = lists_[stage].back();
-    ++finished_[row(pass.kind)][static_cast<size_t>(pass.chunk)];
+    ++finished_[row(pass.kind)][pass.chunk];
   }
   return running;
 }

@@ -27,8 +27,8 @@ class PassBoard {
   // Whether the next pass of this kind through the chunk exists and has all its inputs.
   bool ready(PassKind kind, int32_t chunk) const;
   // Returns the number of passes of this kind through the chunk that are in a list.
-  int32_t started(PassKind kind, int32_t chunk) const { return started_[row(kind)][static_cast<size_t>(chunk)]; }
-  const std::vector<Pass>& list(int32_t stage) const { return lists_[static_cast<size_t>(stage)]; }
+  int32_t started(PassKind kind, int32_t chunk) const { return started_[row(kind)][chunk]; }
+  const std::vector<Pass>& list(int32_t stage) const { return lists_[stage]; }
 
   // Returns the lists of all stages. choose(stage) returns the kind and chunk of a ready pass, or nothing. The
   // simulation ends when every stage is free and choose returns nothing for all of them.
@@ -37,7 +37,7 @@ class PassBoard {
     bool running = true;
     while (running) {
       for (int32_t stage = 0; stage < shape_.stages; ++stage) {
-        if (ticks_left_[static_cast<size_t>(stage)] > 0) continue;
+        if (ticks_left_[stage] > 0) continue;
         const std::optional<std::pair<PassKind, int32_t>> choice = choose(stage);
         if (choice) start(stage, choice->first, choice->second);
       }

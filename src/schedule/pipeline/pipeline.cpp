@@ -1,15 +1,16 @@
 #include "schedule/pipeline/pipeline.h"
 
-#include <array>
 #include <fmt/format.h>
 #include <mutex>
+
+#include "base/enum_array.h"
 
 namespace gptrain::inline schedule {
 
 std::string pass_text(const Pass& pass) {
-  constexpr std::array<std::string_view, 4> names = {"forward", "backward", "backward_input", "backward_weight"};
-  return fmt::format("{} of micro-batch {} through chunk {}", names[static_cast<size_t>(pass.kind)], pass.micro_batch,
-                     pass.chunk);
+  constexpr EnumArray<PassKind, std::string_view, 4> names = {"forward", "backward", "backward_input",
+                                                              "backward_weight"};
+  return fmt::format("{} of micro-batch {} through chunk {}", names[pass.kind], pass.micro_batch, pass.chunk);
 }
 
 std::shared_ptr<const PassLists> passes_of(const PipelineSchedule& schedule, const PipelineShape& shape) {

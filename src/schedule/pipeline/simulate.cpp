@@ -75,16 +75,15 @@ class Player {
     const int32_t source = forward ? pass.chunk - 1 : pass.chunk + 1;
     if (source < 0 || source == shape_.chunks()) return needs;
     needs.sent = &end_of(forward ? forward_end_ : gradient_end_, source, pass.micro_batch);
-    if (stage_of_[static_cast<size_t>(source)] != stage_of_[static_cast<size_t>(pass.chunk)])
-      needs.transfer = times_.transfer;
+    if (stage_of_[source] != stage_of_[pass.chunk]) needs.transfer = times_.transfer;
     return needs;
   }
 
   // Runs the stage's list up to a pass whose inputs do not exist yet.
   void run_stage(int32_t stage) {
-    State& state = states_[static_cast<size_t>(stage)];
-    StageTimes& of_stage = result_.stages[static_cast<size_t>(stage)];
-    const std::vector<Pass>& list = lists_[static_cast<size_t>(stage)];
+    State& state = states_[stage];
+    StageTimes& of_stage = result_.stages[stage];
+    const std::vector<Pass>& list = lists_[stage];
     of_stage.passes.reserve(list.size());
     state.waits_for = nullptr;
     while (of_stage.passes.size() < list.size()) {
@@ -115,8 +114,8 @@ class Player {
     slot = end;
     const int32_t target = forward ? pass.chunk + 1 : pass.chunk - 1;
     if (target < 0 || target == shape_.chunks()) return;
-    const int32_t stage = stage_of_[static_cast<size_t>(target)];
-    if (states_[static_cast<size_t>(stage)].waits_for == &slot) able_.push_back(stage);
+    const int32_t stage = stage_of_[target];
+    if (states_[stage].waits_for == &slot) able_.push_back(stage);
   }
 
   static void count(PassKind kind, State& state, StageTimes& of_stage) {
@@ -149,16 +148,15 @@ class Player {
     while (stage < lists_.size() && ended(stage)) ++stage;
     if (stage == lists_.size()) return;
     for (size_t step = 0; step < lists_.size(); ++step) {
-      const auto other = static_cast<size_t>(stage_of_[static_cast<size_t>(missing_chunk(stage))]);
+      const auto other = static_cast<size_t>(stage_of_[missing_chunk(stage)]);
       if (ended(other)) break;
       stage = other;
     }
     const size_t next = result_.stages[stage].passes.size();
     const int32_t chunk = missing_chunk(stage);
-    result_.stalled =
-        fmt::format("stage {} waits forever at pass {} ({}) for the {} through chunk {} on stage {}", stage, next,
-                    pass_text(lists_[stage][next]), misses_forward(stage) ? "forward" : "gradient", chunk,
-                    stage_of_[static_cast<size_t>(chunk)]);
+    result_.stalled = fmt::format("stage {} waits forever at pass {} ({}) for the {} through chunk {} on stage {}",
+                                  stage, next, pass_text(lists_[stage][next]),
+                                  misses_forward(stage) ? "forward" : "gradient", chunk, stage_of_[chunk]);
   }
 
   // Whether the waiting stage needs the end of a forward, not of a gradient.

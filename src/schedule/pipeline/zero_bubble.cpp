@@ -13,9 +13,9 @@ namespace {
 // micro-batches) micro-batches that await their input gradients and up to i more that await their weight gradients:
 // never more than 1F1B's first stage.
 std::vector<std::vector<Pass>> zero_bubble_passes(const PipelineShape& shape) {
-  std::vector<std::vector<Pass>> stages(static_cast<size_t>(shape.stages));
+  std::vector<std::vector<Pass>> stages(shape.stages);
   for (int32_t stage = 0; stage < shape.stages; ++stage) {
-    std::vector<Pass>& list = stages[static_cast<size_t>(stage)];
+    std::vector<Pass>& list = stages[stage];
     list.reserve(3 * static_cast<size_t>(shape.micro_batches));
     const int32_t ahead = std::min(shape.stages - 1 - stage, shape.micro_batches);
     for (int32_t m = 0; m < ahead; ++m) list.push_back({PassKind::forward, stage, m});

@@ -19,8 +19,7 @@ using Choice = std::optional<std::pair<PassKind, int32_t>>;
 //   that a stage can start before the first gradient comes back to it.
 class Rule {
  public:
-  Rule(const PipelineShape& shape, const PassBoard& board)
-      : shape_(shape), board_(board), oldest_(static_cast<size_t>(shape.stages), 0) {}
+  Rule(const PipelineShape& shape, const PassBoard& board) : shape_(shape), board_(board), oldest_(shape.stages, 0) {}
 
   Choice operator()(int32_t stage) {
     const std::vector<Pass>& list = board_.list(stage);
@@ -50,7 +49,7 @@ class Rule {
 
   Choice weights(int32_t stage) {
     const std::vector<Pass>& list = board_.list(stage);
-    size_t& oldest = oldest_[static_cast<size_t>(stage)];
+    size_t& oldest = oldest_[stage];
     while (oldest < list.size() && list[oldest].kind != PassKind::backward_input) ++oldest;
     if (oldest == list.size()) return std::nullopt;
     return std::pair(PassKind::backward_weight, list[oldest++].chunk);

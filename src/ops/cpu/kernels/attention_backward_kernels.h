@@ -96,7 +96,7 @@ void softmax_backward_pairs(const float* scores, const float* d_scores, const Gr
   const int64_t filled = round_up(tile.queries, 2) * tile_size / 2;  // units
   Unit* const all[] = {buffers.p_pairs, buffers.ds_pairs, buffers.ds_rows};
   for (Unit* const units : all) {
-    std::memset(units + filled, 0, static_cast<size_t>((tile_size * tile_size / 2 - filled) * 4));
+    std::memset(units + filled, 0, (tile_size * tile_size / 2 - filled) * 4);
   }
 }
 
@@ -309,8 +309,8 @@ void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const
     of.adds = true;
   }
   if (head.is_part && !of.adds) {
-    std::memset(of.dk, 0, static_cast<size_t>(packing.tile * 4));
-    std::memset(of.dv, 0, static_cast<size_t>(packing.tile * 4));
+    std::memset(of.dk, 0, packing.tile * 4);
+    std::memset(of.dv, 0, packing.tile * 4);
   }
   if (buffers.dk_sums != nullptr) {
     if (of.k_for_dq == nullptr) return;
@@ -334,8 +334,7 @@ template <typename T, bool pairs>
 void backward_pass(const AttentionHead& head, const KeyTiles<true>& tiles, const GroupSpan& group,
                    const AttentionBackwardBuffers& buffers) {
   const Packing<pairs> packing(head.head_size);
-  if (adds_to_zero(head, buffers))
-    std::memset(buffers.dq, 0, static_cast<size_t>(buffers.query_tiles.size() * packing.tile * 4));
+  if (adds_to_zero(head, buffers)) std::memset(buffers.dq, 0, buffers.query_tiles.size() * packing.tile * 4);
   for (int key = 0; tiles.natural_keys && key < tiles.num_key_tiles(false); ++key)
     backward_keys<T, pairs>(head, tiles, {key, false}, group, buffers);
   if (!tiles.picked_keys) return;

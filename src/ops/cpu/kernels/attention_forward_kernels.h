@@ -80,14 +80,14 @@ void online_softmax(float* scores, Unit* probabilities, const RunningRows& runni
 // Sets the state of a tile's rows: to that of an earlier pass, or to nothing seen but the head's sink.
 inline void begin_rows(const RunningRows& rows, const CarriedSoftmax& carried, bool continues, int64_t first_query,
                        int64_t queries, float sink) {
-  std::memset(rows.o, 0, static_cast<size_t>(tile_size * rows.width * 4));
-  std::memset(rows.row_sum, 0, static_cast<size_t>(tile_size * 16 * 4));
+  std::memset(rows.o, 0, tile_size * rows.width * 4);
+  std::memset(rows.row_sum, 0, tile_size * 16 * 4);
   for (int64_t row = 0; row < tile_size; ++row) {
     rows.row_max[row] = sink;
     if (sink != minus_infinity) rows.row_sum[row * 16] = 1;
   }
   if (!continues) return;
-  std::memcpy(rows.o, carried.o + first_query * rows.width, static_cast<size_t>(queries * rows.width * 4));
+  std::memcpy(rows.o, carried.o + first_query * rows.width, queries * rows.width * 4);
   for (int64_t row = 0; row < queries; ++row) {
     rows.row_max[row] = carried.row_max[first_query + row];
     rows.row_sum[row * 16] = carried.row_sum[first_query + row];
@@ -113,7 +113,7 @@ inline void carry_rows(const RunningRows& rows, const ScoreTile& tile, const Car
   for (int64_t row = 0; row < tile.queries; ++row) {
     const int64_t token = tokens.at[row];
     if (token >= tile.head.tokens) continue;
-    std::memcpy(next.o + token * rows.width, rows.o + row * rows.width, static_cast<size_t>(rows.width * 4));
+    std::memcpy(next.o + token * rows.width, rows.o + row * rows.width, rows.width * 4);
     next.row_max[token] = rows.row_max[row];
     next.row_sum[token] = sums[row];
   }

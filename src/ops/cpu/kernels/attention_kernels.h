@@ -292,7 +292,7 @@ OperandRows<T, n> rows_at(const AttentionHead& head, const OperandRows<T, n>& op
         copy_row(reinterpret_cast<std::byte*>(copy),
                  reinterpret_cast<const std::byte*>(operands[i].data + tokens.at[row] * operands[i].stride), bytes);
       } else {
-        std::memset(copy, 0, static_cast<size_t>(bytes));
+        std::memset(copy, 0, bytes);
       }
     }
   }

@@ -76,7 +76,7 @@ void pack_picked(const KeyTiles<true>& tiles, const PlaceRange& block, const Pac
         pack_row<pairs>(rows.packed + to, packing.row_units, static_cast<const T*>(rows.rows) + token * rows.stride,
                         packing.head_size);
       } else {
-        std::memset(rows.packed + to, 0, static_cast<size_t>(packing.row_units * 4));
+        std::memset(rows.packed + to, 0, packing.row_units * 4);
       }
     }
     also(place, token);
@@ -85,7 +85,7 @@ void pack_picked(const KeyTiles<true>& tiles, const PlaceRange& block, const Pac
   for (int i = 0; i < operands.count && unfilled > 0; ++i) {
     if (operands.at[i].packed == nullptr) continue;
     std::memset(operands.at[i].packed + packed_row(block.size() * attention_tile - unfilled, packing), 0,
-                static_cast<size_t>(unfilled * packing.row_units * 4));
+                unfilled * packing.row_units * 4);
   }
 }
 
@@ -232,8 +232,7 @@ void finish_picked(const KeyTiles<true>& tiles, const Packing<pairs>& packing,
   if (buffers.dq_sums == nullptr) return;
   each_picked(tiles, block, [&](int place, int token) {
     if (token >= tiles.tokens) return;
-    std::memcpy(buffers.dq_sums + token * packing.width, buffers.dq + place * packing.width,
-                static_cast<size_t>(packing.width * 4));
+    std::memcpy(buffers.dq_sums + token * packing.width, buffers.dq + place * packing.width, packing.width * 4);
   });
 }
 

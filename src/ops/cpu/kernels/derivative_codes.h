@@ -75,7 +75,7 @@ void encode(const float* values, int64_t count, uint8_t* codes) {
   }
   if (i == count) return;
   const uint64_t word = codes_of<kind, bits>(values + i);
-  std::memcpy(codes, &word, static_cast<size_t>(groups_of(count - i) * bits));
+  std::memcpy(codes, &word, groups_of(count - i) * bits);
 }
 
 // Two groups of codes, each of 32 bits at most.

@@ -144,7 +144,7 @@ void pack_row(Unit* to, int64_t width, const T* values, int64_t cols) {
 template <bool pairs, typename T>
 void pack_rows(Unit* out, int64_t width, const T* from, int64_t from_stride, int64_t rows, int64_t cols) {
   for (int64_t row = 0; row < rows; ++row) pack_row<pairs>(out + row * width, width, from + row * from_stride, cols);
-  if (rows < tile_size) std::memset(out + rows * width, 0, static_cast<size_t>((tile_size - rows) * width * 4));
+  if (rows < tile_size) std::memset(out + rows * width, 0, (tile_size - rows) * width * 4);
 }
 
 // Packs a matrix of bfloat16 as pairs of neighbouring rows, [tile_size / 2][stride], with zeros past the last row and
@@ -161,7 +161,7 @@ inline void pack_row_pairs(Unit* out, int64_t stride, const bf16* from, int64_t 
       for (int64_t col = 0; col < cols; ++col) to[col] = even[col].bits;
     }
     const int64_t first_zero = row < rows ? cols : 0;
-    std::memset(to + first_zero, 0, static_cast<size_t>((stride - first_zero) * 4));
+    std::memset(to + first_zero, 0, (stride - first_zero) * 4);
   }
 }
 
