@@ -134,10 +134,6 @@ class MemoryRules : Rules {
     if (!sound({path})) return;
     check_place(path, config_.memory.offload_gradients);
     check_share(path);
-    if (sound({"precision.gradients"}) && config_.precision.gradients != DType::f32)
-      fault(path, "cannot be combined with precision.gradients = \"bf16\", which keeps them in memory", "\"none\"");
-    if (sound({"comm.compression"}) && config_.comm.compression.is_on())
-      fault(path, "cannot be combined with comm.compression, whose errors lie in memory", "\"none\"");
     if (sound({"optimizer.type"}) && config_.optimizer.type == OptimizerKind::adafactor)
       fault(path, "cannot be combined with optimizer.type = \"adafactor\", which replaces the gradients of all layers",
             "\"none\"");
