@@ -50,7 +50,7 @@ struct Sharding {
   // Whether the rank's buffer of weights has its pieces only, and ops read weights that were gathered.
   bool gathers_weights() const { return flow().gathers_weights(); }
   // Whether the weights lie beside optimizer state that is away (StateLayout).
-  bool weights_away() const { return flow().weights == Residency::disk; }
+  bool weights_away() const { return flow().weights == Residency::away; }
   // Whether an update reads the weights that it writes.
   bool updates_weights() const { return compute == DType::f32 || pure; }
   const ReplicaRank& replica_rank(ReplicaGroup group) const { return replica_ranks[static_cast<size_t>(group)]; }
