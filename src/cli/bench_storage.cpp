@@ -26,8 +26,9 @@ struct StorageArguments {
 };
 
 void print_disk(const MeasuredDisk& row) {
-  print_out("{:>10}{:>8}{:>14.2f}{:>14.2f}\n", format_bytes(static_cast<double>(row.transfer_bytes)), row.depth,
-            row.read_bytes_per_second / 1e9, row.write_bytes_per_second / 1e9);
+  print_out("{:>10}{:>8}{:>14.2f}{:>14.2f}{:>14.2f}\n", format_bytes(static_cast<double>(row.transfer_bytes)),
+            row.depth, row.read_bytes_per_second / 1e9, row.write_bytes_per_second / 1e9,
+            row.both_bytes_per_second / 1e9);
   std::fflush(stdout);
 }
 
@@ -41,7 +42,7 @@ void bench_storage(const StorageArguments& arguments) {
   StorageOptions options;
   options.bytes = arguments.bytes;
   for (const std::string& folder : memory.disk_folders()) options.folders.emplace_back(folder);
-  print_out("{:>10}{:>8}{:>14}{:>14}\n", "transfer", "depth", "read GB/s", "write GB/s");
+  print_out("{:>10}{:>8}{:>14}{:>14}{:>14}\n", "transfer", "depth", "read GB/s", "write GB/s", "both GB/s");
   const StorageResult result = measure_storage(options, print_disk);
   const MeasuredDisk best = best_of(result.rows);
   print_out("best, by {}:\n", result.method);

@@ -55,11 +55,12 @@ Builder offload_activations_field() {
   return builder.usually(R"("hidden")").changeable();
 }
 
-Builder state_place_field(const char* path, StatePlace MemoryConfig::*member, const char* description) {
-  return words<MemoryConfig, StatePlace>(
-             path, &RunConfig::memory, member,
-             {{"none", StatePlace::none}, {"host", StatePlace::host}, {"disk", StatePlace::disk}}, {}, description)
-      .changeable();
+Builder state_place_field(const char* path, StatePlace MemoryConfig::*member, bool may_fit, const char* description) {
+  const auto named = [](StatePlace place) { return std::pair(std::string(state_place_name(place)), place); };
+  std::vector<std::pair<std::string, StatePlace>> places = {named(StatePlace::none), named(StatePlace::host),
+                                                            named(StatePlace::disk)};
+  if (may_fit) places.push_back(named(StatePlace::fit));
+  return words<MemoryConfig, StatePlace>(path, &RunConfig::memory, member, places, {}, description).changeable();
 }
 
 }  // namespace
@@ -73,10 +74,19 @@ void add_memory_fields(std::vector<Field>& table) {
   const Dependency not_gated{
       "model.activation", "model.activation is gelu or gelu_tanh",
       when(&RunConfig::model, [](const ModelConfig& model) { return !is_gated(model.activation); })};
-  const Dependency on_disk{"memory.offload_optimizer", "memory.offload_optimizer is disk",
+  const Dependency on_disk{"memory.offload_optimizer", "memory.offload_optimizer is disk or fit",
                            when(&RunConfig::memory, [](const MemoryConfig& memory) { return memory.uses_disk(); })};
+  const Dependency only_disk{"memory.offload_optimizer", "memory.offload_optimizer is disk",
+                             when(&RunConfig::memory, [](const MemoryConfig& memory) {
+                               return memory.offload_optimizer == StatePlace::disk;
+                             })};
+  const Dependency away_or_fit{
+      "memory.offload_optimizer", "memory.offload_optimizer is host, disk or fit",
+      when(&RunConfig::memory, [](const MemoryConfig& memory) { return memory.keeps_state_away(); })};
   const Dependency away{"memory.offload_optimizer", "memory.offload_optimizer is host or disk",
-                        when(&RunConfig::memory, [](const MemoryConfig& memory) { return memory.keeps_state_away(); })};
+                        when(&RunConfig::memory, [](const MemoryConfig& memory) {
+                          return memory.keeps_state_away() && !memory.fits_places();
+                        })};
   table.insert(
       table.end(),
       {
@@ -115,30 +125,31 @@ void add_memory_fields(std::vector<Field>& table) {
           field("memory.loss_chunk_tokens", &RunConfig::memory, &M::loss_chunk_tokens, IntegerRule{0, 1 << 24, {}},
                 "rows of logits (one for each token) that are in memory at a time; 0: 8192 on a GPU, 2048 on the CPU")
               .changeable(),
-          state_place_field("memory.offload_optimizer", &M::offload_optimizer,
+          state_place_field("memory.offload_optimizer", &M::offload_optimizer, true,
                             "where the optimizer's state and master weights lie between updates: in the device's "
                             "memory (none), in that of a GPU's host (host: for plans only, a run refuses it), or in "
                             "working files on memory.disk_path, which are read ahead, updated and written beside the "
-                            "passes (arXiv 2104.07857); the result has the same bits"),
+                            "passes (arXiv 2104.07857); fit: in working files, that of as few layers as memory needs; "
+                            "the result has the same bits"),
           field("memory.offload_optimizer_share", &RunConfig::memory, &M::offload_optimizer_share,
                 NumberRule{.min = 0, .max = 1},
                 "share of the layers, from the last one on, whose optimizer state lies in working files; that of the "
                 "others "
                 "stays in the device's memory; the result has the same bits")
               .usually("0.5")
-              .only_with(on_disk)
+              .only_with(only_disk)
               .changeable(),
           field("memory.update_threads", &RunConfig::memory, &M::update_threads, IntegerRule{0, 1024, {}},
                 "threads of a rank's updates beside the passes; 0: as many as the rank has for its ops")
               .only_with(on_disk)
               .changeable(),
-          state_place_field("memory.offload_parameters", &M::offload_parameters,
+          state_place_field("memory.offload_parameters", &M::offload_parameters, true,
                             "where the weights lie between the passes of their layers: in the device's memory (none), "
-                            "or beside the optimizer's state, from where they are read ahead of each pass; the result "
-                            "has the same bits")
-              .only_with(away),
+                            "or beside the optimizer's state, from where they are read ahead of each pass; fit (with "
+                            "memory.offload_optimizer fit): there if memory needs it; the result has the same bits")
+              .only_with(away_or_fit),
           state_place_field(
-              "memory.offload_gradients", &M::offload_gradients,
+              "memory.offload_gradients", &M::offload_gradients, false,
               "where summed gradients lie until the update: in the device's memory (none), or beside the "
               "optimizer's state, where they are written as backward passes make them; the result has the "
               "same bits")

@@ -99,7 +99,8 @@ class MemoryRules : Rules {
     if (uses_disk && !is_given("checkpoint.asynchronous")) config_.checkpoint.asynchronous = false;
     if (uses_disk && config_.checkpoint.asynchronous)
       fault("checkpoint.asynchronous",
-            "must be false with memory.offload_optimizer = \"disk\": it keeps a copy of the state in memory", "false");
+            "must be false with memory.offload_optimizer = \"disk\" or \"fit\": it keeps a copy of the state in memory",
+            "false");
     for (const std::string& folder : config_.memory.disk_folders())
       if (uses_disk && sound({"memory.disk_path"}) && folder.empty())
         fault("memory.disk_path", "names an empty folder between or beside ':'", "\"/scratch/nvme0\"");
@@ -109,9 +110,10 @@ class MemoryRules : Rules {
 
   // Checks that values are to lie where the optimizer's state does.
   void check_place(const char* path, StatePlace place) {
-    const bool on_disk = config_.memory.uses_disk();
-    if ((place == StatePlace::disk) != on_disk)
-      fault(path, "must be \"none\" or the value of memory.offload_optimizer", on_disk ? "\"disk\"" : "\"host\"");
+    const StatePlace of_state = config_.memory.offload_optimizer;
+    if (place == of_state) return;
+    fault(path, "must be \"none\" or the value of memory.offload_optimizer",
+          fmt::format("\"{}\"", state_place_name(of_state)));
   }
 
   // Checks that the state of all layers is on disk, beside which other values are to lie.
@@ -132,12 +134,10 @@ class MemoryRules : Rules {
   void check_gradients_on_disk() {
     const char* const path = "memory.offload_gradients";
     if (!sound({path})) return;
+    if (config_.memory.fits_places())
+      return fault(path, "needs memory.offload_optimizer = \"host\" or \"disk\"", "\"none\"");
     check_place(path, config_.memory.offload_gradients);
     check_share(path);
-    if (sound({"precision.gradients"}) && config_.precision.gradients != DType::f32)
-      fault(path, "cannot be combined with precision.gradients = \"bf16\", which keeps them in memory", "\"none\"");
-    if (sound({"comm.compression"}) && config_.comm.compression.is_on())
-      fault(path, "cannot be combined with comm.compression, whose errors lie in memory", "\"none\"");
     if (sound({"optimizer.type"}) && config_.optimizer.type == OptimizerKind::adafactor)
       fault(path, "cannot be combined with optimizer.type = \"adafactor\", which replaces the gradients of all layers",
             "\"none\"");

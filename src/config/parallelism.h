@@ -31,8 +31,7 @@ constexpr bool cuts_weights(int64_t zero) { return zero >= 3; }
 enum class Residency : uint8_t {
   resident,  // whole, where the ops read them
   pieces,    // the rank's piece, in device memory
-  host,
-  disk,
+  away,      // beside optimizer state that is away: on the host or on disk
 };
 
 // Movement of a rank's parameters in a step.

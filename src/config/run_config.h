@@ -268,8 +268,11 @@ struct ProjectionConfig {
   bool is_at(LinearSite site) const { return std::find(sites.begin(), sites.end(), site) != sites.end(); }
 };
 
-// Where state lies between its uses: in the memory of the device (none), of a GPU's host, or on drives.
-enum class StatePlace : uint8_t { none, disk, host };
+// Where state lies between its uses: in the memory of the device (none), of a GPU's host, or on drives; fit: on drives
+// as far as memory is short (fit/fitted_places.h).
+enum class StatePlace : uint8_t { none, disk, host, fit };
+constexpr std::array<std::string_view, 4> state_place_names = {"none", "disk", "host", "fit"};
+constexpr std::string_view state_place_name(StatePlace place) { return state_place_names[static_cast<size_t>(place)]; }
 
 struct MemoryConfig {
   RecomputeKind recompute = RecomputeKind::none;
@@ -287,8 +290,12 @@ struct MemoryConfig {
   int64_t update_threads = 0;          // threads of updates whose state is on disk; 0: as the ops
   std::string disk_path = {};          // folders, one on each drive, with ':' between them
 
-  bool uses_disk() const { return offload_optimizer == StatePlace::disk; }
+  // Return true if state lies on drives, or outside of the device's memory; if it is chosen by fit, it may.
+  bool uses_disk() const { return offload_optimizer == StatePlace::disk || fits_places(); }
   bool keeps_state_away() const { return offload_optimizer != StatePlace::none; }
+  bool fits_places() const { return offload_optimizer == StatePlace::fit; }
+  // Returns the word for the place of optimizer state that is away: "disk" or "host".
+  std::string_view away_name() const { return state_place_name(uses_disk() ? StatePlace::disk : offload_optimizer); }
   std::vector<std::string> disk_folders() const;
 };
 

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "config/faults.h"
 #include "config/parallelism.h"
+#include "fit/fitted_places.h"
 #include "fit/fixed_choices.h"
 #include "fit/offload_plan.h"
 #include "fit/recompute_plan.h"
@@ -54,7 +55,11 @@ void check_places(const PlanCase& run) {
         ExitCode::usage,
         "memory.offload_optimizer = \"{}\": works on CPUs and in plans for a named GPU only, as updates beside a "
         "GPU's ops are not written yet (try \"none\")",
-        memory.uses_disk() ? "disk" : "host");
+        memory.away_name());
+  if (on_gpu && memory.fits_places())
+    throw Error(ExitCode::usage,
+                "memory.offload_optimizer = \"fit\": chooses for CPUs only; name the place in a plan for a GPU (try "
+                "\"host\" or \"disk\")");
   if (on_gpu && memory.offload_optimizer_share < 1)
     throw Error(ExitCode::usage,
                 "memory.offload_optimizer_share = {:g}: must be 1 on a GPU, where all updates run on the host",
@@ -70,23 +75,46 @@ void check_places(const PlanCase& run) {
       throw Error(ExitCode::usage,
                   "{} = \"{}\": needs parallel.zero = {} with {} data ranks, as each stores its own piece (try "
                   "parallel.zero = 3)",
-                  key, memory.uses_disk() ? "disk" : "host", stages, data_ranks);
+                  key, memory.away_name(), stages, data_ranks);
   };
   needs("memory.offload_parameters", memory.offload_parameters, cuts_weights(zero), "3");
   needs("memory.offload_gradients", memory.offload_gradients, cuts_gradients(zero), "2 or 3");
+}
+
+// Returns the choices that take the least memory of those that choose_units may make.
+UnitChoices smallest_units(const PlanCase& run, int32_t stage) {
+  const MemoryConfig& memory = run.config.memory;
+  if (memory.recompute != RecomputeKind::optimal || memory.activation_budget > 0) return choose_units(run, stage, {});
+  return RecomputePlanner(run, stage).least().choices;
+}
+
+// Returns the words for places that were chosen by "fit".
+std::string text_of_places(const MemoryConfig& memory, size_t num_units) {
+  if (!memory.keeps_state_away()) return {};
+  const auto at_home = static_cast<size_t>((1 - memory.offload_optimizer_share) * static_cast<double>(num_units));
+  return fmt::format(
+      "memory.offload_optimizer = \"fit\": memory is short, so the optimizer state{} of the last {} of {} units "
+      "(embedding, layers and head) lies on disk",
+      memory.offload_parameters != StatePlace::none ? " and the weights" : "", num_units - at_home, num_units);
 }
 
 }  // namespace
 
 StepChoices choose_step(const PlanCase& run, int32_t stage, std::optional<int64_t> activation_bytes) {
   check_places(run);
-  return choices_with(run.config.memory, run.target, choose_units(run, stage, activation_bytes));
+  if (!run.config.memory.fits_places())
+    return choices_with(run.config.memory, run.target, choose_units(run, stage, activation_bytes));
+  RunConfig placed = run.config;
+  placed.memory = fitted_places(run, stage, smallest_units(run, stage));
+  StepChoices choices = choose_step({placed, run.target, run.world_size}, stage, activation_bytes);
+  choices.warning = text_of_places(placed.memory, choices.units.size());
+  return choices;
 }
 
 StepChoices smallest_step(const PlanCase& run, int32_t stage) {
-  const MemoryConfig& memory = run.config.memory;
-  if (memory.recompute != RecomputeKind::optimal || memory.activation_budget > 0) return choose_step(run, stage);
-  return choices_with(memory, run.target, RecomputePlanner(run, stage).least().choices);
+  check_places(run);
+  const UnitChoices units = smallest_units(run, stage);
+  return choices_with(fitted_places(run, stage, units), run.target, units);
 }
 
 StepPlan plan_rank(const PlanCase& run, int64_t rank) {

@@ -49,7 +49,7 @@ std::string warning_of(const MemoryConfig& memory, const Target& target) {
   return fmt::format(
       "memory.offload_optimizer = \"{}\": for planning only: a run on a GPU refuses it, as updates beside a GPU's ops "
       "are not written yet",
-      memory.uses_disk() ? "disk" : "host");
+      memory.away_name());
 }
 
 // Returns the places of the optimizer's state by unit; empty: all in memory. The first units stay in memory, so that
@@ -91,8 +91,8 @@ LayerChoices layer_choices(const MemoryConfig& memory, const Target& target) {
 StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitChoices units) {
   std::vector<MemoryPlace> optimizer_state = state_places(memory, units.size());
   return {.units = std::move(units),
-          .weights = memory.offload_parameters != StatePlace::none ? Residency::disk : Residency::resident,
-          .gradients_on_disk = memory.offload_gradients != StatePlace::none,
+          .weights = memory.offload_parameters != StatePlace::none ? Residency::away : Residency::resident,
+          .gradients_away = memory.offload_gradients != StatePlace::none,
           .optimizer_state = std::move(optimizer_state),
           .backward_recomputes = backward_recomputes(memory.recompute),
           .layers = layer_choices(memory, target),

@@ -6,6 +6,7 @@
 #include <limits>
 #include <tuple>
 
+#include "fit/fitted_places.h"
 #include "fit/fixed_choices.h"
 #include "fit/micro_batches.h"
 #include "fit/offload_plan.h"
@@ -253,10 +254,13 @@ int64_t activation_headroom(const PlanCase& run, int32_t stage) {
   const auto& [config, target, world_size] = run;
   const Mesh mesh = make_mesh(config, world_size);
   const int64_t tensor = mesh.size(MeshAxis::tensor);
+  MemoryConfig placed = config.memory;
+  if (placed.fits_places()) placed = fitted_places(run, stage, RecomputePlanner(run, stage).least().choices);
   int64_t others = 0;
   for (const RecomputeKind kind : {RecomputeKind::block, RecomputeKind::selective}) {
     if (kind == RecomputeKind::selective && !may_keep_parts(config, config.memory, target)) continue;
     RunConfig fixed = with_enough_micro_batches(config);
+    fixed.memory = placed;
     fixed.memory.recompute = kind;
     fixed.memory.offload = offload::none;
     // The first tensor rank has the biases and positions, the last the padding of the vocabulary.

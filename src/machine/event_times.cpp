@@ -79,12 +79,27 @@ PlaceRates place_rates(const Machine& machine, int64_t world_size) {
     const MeasuredDisk& disk = cluster.measured->disk;
     rates.disk_read = disk.read_bytes_per_second;
     rates.disk_write = disk.write_bytes_per_second;
+    rates.disk_both = disk.both_bytes_per_second / ranks;
   }
   for (double* const rate : {&rates.disk_read, &rates.disk_write}) {
     if (*rate == 0) *rate = cluster.storage_bytes_per_second;
     *rate /= ranks;
   }
   return rates;
+}
+
+// Reads and writes that take turns move as many bytes each in the time that both take alone, one after the other.
+DriveShares PlaceRates::drive_shares() const {
+  if (disk_read <= 0 || disk_write <= 0) return {};
+  const double each = disk_both > 0 ? disk_both / 2 : disk_read * disk_write / (disk_read + disk_write);
+  return {.read = std::min(each / disk_read, 1.0), .write = std::min(each / disk_write, 1.0)};
+}
+
+double PlaceRates::disk_seconds(double read, double written) const {
+  const double reading = read / disk_read, writing = written / disk_write;  // seconds, each alone
+  const DriveShares shares = drive_shares();
+  const double both = std::min(reading / shares.read, writing / shares.write);
+  return both + std::max(reading - both * shares.read, writing - both * shares.write);
 }
 
 std::string_view spending_name(size_t spending) {

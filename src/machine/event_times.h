@@ -41,11 +41,21 @@ LinkWay way_of_processes(const ClusterProfile& cluster);
 // THROWS Error(usage) if the machine was measured, but not the links that its ranks use.
 void require_links(const Machine& machine, int64_t world_size);
 
+// Shares of their speed that reads and writes of drives have while both go on.
+struct DriveShares {
+  double read = 0.5, write = 0.5;
+};
+
 // Bytes per second that a rank moves while all ranks of its node do.
 struct PlaceRates {
-  double host_link = 0;    // between a GPU and its host, one way
-  double host_memory = 0;  // used by updates that run on the host
-  double disk_read = 0, disk_write = 0;
+  double host_link = 0;                  // between a GPU and its host, one way
+  double host_memory = 0;                // used by updates that run on the host
+  double disk_read = 0, disk_write = 0;  // each alone
+  double disk_both = 0;                  // read plus written while as much is read as written; 0: they take turns
+
+  DriveShares drive_shares() const;
+  // Returns the seconds that it takes to read and to write so many bytes at the same time.
+  double disk_seconds(double read, double written) const;
 };
 PlaceRates place_rates(const Machine& machine, int64_t world_size);
 
@@ -72,6 +82,7 @@ class EventTimes {
   // Returns the time and the algorithm of a collective. REQUIRES: are_known(), and the event is a collective.
   CollectiveTime collective(const Event& event) const;
 
+  DriveShares drive_shares() const { return machine_ ? places_of_state_.drive_shares() : DriveShares{}; }
   Software software() const { return machine_ ? machine_->software : Software{}; }
   // Whether a measured CPU has fewer cores than one for each thread and one more for each rank. Collectives of
   // different lanes then run one after another, on the cores of the ops.

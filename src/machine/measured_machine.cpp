@@ -292,11 +292,12 @@ std::string machine_text(const MeasuredMachine& machine, std::string_view source
       named("shares", object_text(shares, 1))};
   if (!machine.is_cpu) parts.push_back(figure_line("compute_capability", machine.compute_capability, source));
   if (const MeasuredDisk& disk = machine.disk; disk.read_bytes_per_second > 0) {
-    parts.push_back(named("disk", object_text({line("read_bytes_per_second", disk.read_bytes_per_second),
-                                               line("write_bytes_per_second", disk.write_bytes_per_second),
-                                               figure_line("transfer_bytes", disk.transfer_bytes, source),
-                                               figure_line("depth", disk.depth, source)},
-                                              1)));
+    std::vector<std::string> lines = {line("read_bytes_per_second", disk.read_bytes_per_second),
+                                      line("write_bytes_per_second", disk.write_bytes_per_second)};
+    if (disk.both_bytes_per_second > 0) lines.push_back(line("both_bytes_per_second", disk.both_bytes_per_second));
+    lines.push_back(figure_line("transfer_bytes", disk.transfer_bytes, source));
+    lines.push_back(figure_line("depth", disk.depth, source));
+    parts.push_back(named("disk", object_text(lines, 1)));
   }
   if (!ways.empty()) parts.push_back(named("links", object_text(ways, 1)));
   return object_text(parts, 0) + "\n";
@@ -321,6 +322,8 @@ MeasuredMachine read_machine(ProfileReader& reader) {
   if (reader.has("disk")) {
     machine.disk = {.read_bytes_per_second = reader.figure("disk.read_bytes_per_second"),
                     .write_bytes_per_second = reader.figure("disk.write_bytes_per_second"),
+                    .both_bytes_per_second =
+                        reader.has("disk.both_bytes_per_second") ? reader.figure("disk.both_bytes_per_second") : 0,
                     .transfer_bytes = reader.count("disk.transfer_bytes"),
                     .depth = reader.count("disk.depth")};
   }

@@ -43,7 +43,8 @@ struct MeasuredShare {
 
 // Measured speed of working files (storage/working_files.h).
 struct MeasuredDisk {
-  double read_bytes_per_second = 0, write_bytes_per_second = 0;  // 0: not measured
+  double read_bytes_per_second = 0, write_bytes_per_second = 0;  // each alone; 0: not measured
+  double both_bytes_per_second = 0;  // read plus written while as much is read as written; 0: not measured
   int64_t transfer_bytes = 0;
   int64_t depth = 0;  // transfers under way
 };

@@ -73,7 +73,9 @@ AccumulatedGradients::AccumulatedGradients(const ParameterStore& parameters, uin
   };
   for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit) {
     const UpdateRange updated = parameters.update_range(unit);
-    summed_.push_back(range_of(unit, updated.first, updated.elements, updated.gradients));
+    std::byte* const sums =
+        sharding_.gradients_away ? static_cast<std::byte*>(parameters.gradients_piece(unit).data) : updated.gradients;
+    summed_.push_back(range_of(unit, updated.first, updated.elements, sums));
     if (!sharding_.cuts_state()) own_.push_back(summed_.back());
     if (sharding_.cuts_state() && !sharding_.cuts_gradients())
       own_.push_back(range_of(unit, 0, parameters.layout().units[unit].elements,

@@ -91,6 +91,12 @@ void AwayGradients::take(int64_t unit, const std::byte* bucket, int64_t micro_ba
   }
 }
 
+void AwayGradients::prepare(int64_t unit, bool reads) {
+  if (parameters_.piece_elements(unit) == 0) return;
+  if (reads) return read(unit);
+  await_slot(unit);
+}
+
 void AwayGradients::write(int64_t unit) {
   if (parameters_.piece_elements(unit) == 0) return;
   EventLog* const log = groups_.log();

@@ -18,6 +18,7 @@ namespace gptrain::inline parallel {
 //
 // With ZeRO 2 and 3 the sum over ranks of each micro-batch is added to the piece. Else a bucket begins with the sum of
 // earlier micro-batches (Sharding::buckets_hold_sums), so that the ops add to it as they add to gradients in memory.
+// Sums in bf16 are made in the slots by AccumulatedGradients.
 class AwayGradients {
  public:
   // Borrows all. `files`: null in a plan, which only logs reads and writes.
@@ -34,7 +35,10 @@ class AwayGradients {
   // Puts the rank's piece of a bucket into the unit's slot; with ZeRO 2 and 3 added to the sum of earlier
   // micro-batches.
   void take(int64_t unit, const std::byte* bucket, int64_t micro_batch);
-  // Begins to write the unit's slot, which `take` or `read` has filled.
+  // Makes the unit's slot ready for AccumulatedGradients: with `reads` it holds the sum of earlier micro-batches, else
+  // it may be overwritten.
+  void prepare(int64_t unit, bool reads);
+  // Begins to write the unit's slot, which has been filled.
   void write(int64_t unit);
   // Waits until all are written. Call before updates read them.
   void finish();

@@ -140,19 +140,38 @@ void ParameterActions::load_sum(const Action& action) {
 
 void ParameterActions::await_gradients(const Part& part, int32_t micro_batch) {
   const ParameterExchange::Gradients gradients = gradients_of(part);
-  exchange_.await_sum(part.unit, gradients, micro_batch);
   AwayGradients* const away = resources_.away_gradients;
+  const Sharding& sharding = parameters_.sharding();
+  const bool narrow = sharding.gradients != DType::f32;  // the exchange itself fills the slot
+  if (away != nullptr && narrow) away->prepare(part.unit, sharding.cuts_gradients() && micro_batch > 0);
+  exchange_.await_sum(part.unit, gradients, micro_batch);
   if (away == nullptr) return;
-  away->take(part.unit, gradients.whole, micro_batch);
+  if (!narrow) away->take(part.unit, gradients.whole, micro_batch);
   if (micro_batch + 1 == program_.schedule.options.micro_batches) update_->measure(part.unit);
   away->write(part.unit);
 }
 
 void ParameterActions::keep_gradients(const Part& part, int32_t micro_batch) {
   const ParameterExchange::Gradients gradients = gradients_of(part);
-  if (resources_.away_gradients == nullptr) return exchange_.keep(part.unit, gradients, micro_batch);
-  resources_.away_gradients->take(part.unit, gradients.whole, micro_batch);
-  resources_.away_gradients->write(part.unit);
+  AwayGradients* const away = resources_.away_gradients;
+  if (away == nullptr) return exchange_.keep(part.unit, gradients, micro_batch);
+  if (parameters_.sharding().gradients != DType::f32) {
+    away->prepare(part.unit, micro_batch > 0);
+    exchange_.keep(part.unit, gradients, micro_batch);
+  } else {
+    away->take(part.unit, gradients.whole, micro_batch);
+  }
+  away->write(part.unit);
+}
+
+// Begins to sum a unit's gradients over ranks. Sums of earlier micro-batches in bf16 are read first, if they are away.
+void ParameterActions::begin_sum(const Part& part) {
+  AwayGradients* const away = resources_.away_gradients;
+  const Sharding& sharding = parameters_.sharding();
+  if (away != nullptr && sharding.gradients != DType::f32 && !sharding.cuts_gradients() &&
+      program_.schedule.options.micro_batches > 1)
+    away->prepare(part.unit, true);
+  exchange_.begin_sum(part.unit, gradients_of(part));
 }
 
 // Adds the gradients of the other stage that has the table.
@@ -169,7 +188,7 @@ void ParameterActions::sum(const Action& action) {
   for_each_part(action, [&](const Part& part) {
     switch (action.kind) {
       case ActionKind::reduce:
-        return exchange_.begin_sum(part.unit, gradients_of(part));
+        return begin_sum(part);
       case ActionKind::reduce_on:
         return exchange_.go_on_with_sum(part.unit, gradients_of(part));
       case ActionKind::await_gradients:

@@ -71,6 +71,7 @@ class ParameterActions {
   void sum(const Action& action);
   void await_gradients(const Part& part, int32_t micro_batch);
   void keep_gradients(const Part& part, int32_t micro_batch);
+  void begin_sum(const Part& part);
   void sum_tied();
 
   const Program& program_;

@@ -50,7 +50,7 @@ struct Sharding {
   // Whether the rank's buffer of weights has its pieces only, and ops read weights that were gathered.
   bool gathers_weights() const { return flow().gathers_weights(); }
   // Whether the weights lie beside optimizer state that is away (StateLayout).
-  bool weights_away() const { return flow().weights == Residency::disk; }
+  bool weights_away() const { return flow().weights == Residency::away; }
   // Whether an update reads the weights that it writes.
   bool updates_weights() const { return compute == DType::f32 || pure; }
   const ReplicaRank& replica_rank(ReplicaGroup group) const { return replica_ranks[group]; }
@@ -61,8 +61,8 @@ struct Sharding {
   // Whether a micro-batch's gradients of a unit have an f32 buffer of their own, apart from the sum that the rank
   // keeps.
   bool has_gradient_buckets() const { return cuts_gradients() || gradients != DType::f32 || gradients_away; }
-  // Whether a bucket begins with the sum of earlier micro-batches, to which the ops add.
-  bool buckets_hold_sums() const { return gradients_away && !cuts_gradients(); }
+  // Whether a bucket begins with the sum of earlier micro-batches, to which the ops add. Sums in bf16 are apart.
+  bool buckets_hold_sums() const { return gradients_away && !cuts_gradients() && gradients == DType::f32; }
   bool has_master() const { return compute != DType::f32 && !pure; }
   // Whether each rank has all norms in f32 after its weights. Else the ops read them in the weights or the masters.
   bool has_f32_norms() const {

@@ -343,7 +343,7 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
   const bool state_away = memory.keeps_state_away(), weights_away = memory.offload_parameters != StatePlace::none;
   const Sharding sharding{
       .zero = layout.replicas() > 1 ? layout.zero : 0,
-      .weights = weights_away ? Residency::disk : Residency::resident,
+      .weights = weights_away ? Residency::away : Residency::resident,
       .gradients_away = memory.offload_gradients != StatePlace::none,
       .replica_ranks = {ReplicaRank{.size = layout.replicas()}, ReplicaRank{.size = layout.expert_replicas()}},
       .compute = config.precision.compute,

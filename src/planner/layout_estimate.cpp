@@ -227,11 +227,12 @@ double LayoutEstimator::seconds_of_places(const RunLayout& layout) {
     const auto of_part = [&](int64_t PartBytes::*part) {
       return static_cast<double>(bytes_of_stage(parts_.bytes(layout), part, lies, stage));
     };
+    if (memory.fits_places()) continue;  // at least nothing
     const double state = memory.offload_optimizer_share * of_part(&PartBytes::away_state);
     const double weights = of_part(&PartBytes::away_weights), gradients = of_part(&PartBytes::away_gradients);
     if (memory.uses_disk())
-      most = std::max(most, (state + 2 * micro_batches * weights + gradients) / rates.disk_read +
-                                (state + weights + micro_batches * gradients) / rates.disk_write);
+      most = std::max(most, rates.disk_seconds(state + 2 * micro_batches * weights + gradients,
+                                               state + weights + micro_batches * gradients));
     if (!is_cpu)
       most = std::max({most, 2 * micro_batches * weights / rates.host_link, micro_batches * gradients / rates.host_link,
                        2 * state / rates.host_memory});

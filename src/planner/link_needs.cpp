@@ -27,9 +27,6 @@ void add_event(LinkBytes& sum, ActionKind action, const Event& event) {
   }
 }
 
-// Returns the rate at which values are read and written in turn.
-double mean_rate(double read, double write) { return 2 * read * write / (read + write); }
-
 }  // namespace
 
 LinkBytes link_bytes(const StepLog& log) {
@@ -58,20 +55,20 @@ std::vector<LinkNeed> link_needs(const StepConfig& config, const MemoryConfig& m
   const PlaceRates rates = place_rates(machine, world_size);
   const bool is_cpu = machine.device.measured && machine.device.measured->is_cpu;
   const double device_memory = machine.device.bytes_per_second * machine.device.memory_sustained;
-  const double disk = mean_rate(rates.disk_read, rates.disk_write);
+  const double disk = 2 / rates.disk_seconds(1, 1);  // as much is read as written
   const auto data_ranks = static_cast<double>(world_size / ranks_of_model(config.parallel));
   const auto tokens = static_cast<double>(config.batch.micro * config.model.sequence_length);
   const double tokens_of_step = tokens * static_cast<double>(config.batch.accumulation);
   std::vector<LinkNeed> needs(3);
   needs[0] = {.values = "parameters, gradients", .place = "device", .flops_per_byte = tokens, .there = device_memory};
   if (memory.offload_parameters != StatePlace::none) {
-    needs[0].place = memory.uses_disk() ? "disk" : "host";
+    needs[0].place = memory.away_name();
     needs[0].there = memory.uses_disk() ? rates.disk_read : rates.host_link;
     if (!is_cpu) needs[0].there = std::min(needs[0].there, rates.host_link);
   }
   // Data ranks have a part each of the state, but each computes with all parameters.
   needs[1] = {.values = "optimizer state",
-              .place = memory.uses_disk() ? "disk" : "host",
+              .place = memory.away_name(),
               .flops_per_byte = tokens_of_step / 4 * (cuts_state(config.parallel.zero) ? data_ranks : 1),
               .there = memory.uses_disk() ? disk : rates.host_memory};
   const bool moves_inputs = memory.offload.any() && !is_cpu;

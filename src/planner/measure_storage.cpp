@@ -10,19 +10,60 @@
 namespace gptrain::inline planner {
 namespace {
 
+// Seconds to read and to write a byte alone, and again both at once.
 double seconds_of_byte(const MeasuredDisk& disk) {
-  return 1 / disk.read_bytes_per_second + 1 / disk.write_bytes_per_second;
+  return 1 / disk.read_bytes_per_second + 1 / disk.write_bytes_per_second + 2 / disk.both_bytes_per_second;
 }
 
-// Pieces as large as a unit of a small model.
+// An even number of pieces as large as a unit of a small model, or smaller.
 std::vector<StoredPiece> pieces_of(int64_t bytes) {
-  constexpr int64_t piece_bytes = 8 * WorkingFiles::block_bytes;
-  std::vector<StoredPiece> pieces;
-  for (int64_t at = 0; at < bytes; at += piece_bytes) {
-    const int64_t left = std::min(piece_bytes, bytes - at);
-    pieces.push_back({"measured piece", (left + page_bytes - 1) / page_bytes * page_bytes});
+  constexpr int64_t most_bytes = 8 * WorkingFiles::block_bytes;
+  const int64_t pairs = (bytes + 2 * most_bytes - 1) / (2 * most_bytes);
+  const int64_t pages = (bytes + 2 * pairs * page_bytes - 1) / (2 * pairs * page_bytes);
+  return std::vector<StoredPiece>(static_cast<size_t>(2 * pairs), {"measured piece", pages * page_bytes});
+}
+
+// Times transfers of all pieces of working files.
+class Timer {
+ public:
+  Timer(WorkingFiles& files, std::byte* data) : files_(files), data_(data), start_(steady_seconds()) {}
+
+  void begin(size_t piece, bool writes) {
+    std::byte* const data = data_ + static_cast<int64_t>(piece) * files_.pieces()[piece].bytes;
+    tickets_.push_back(writes ? files_.begin_write(piece, data) : files_.begin_read(piece, data));
   }
-  return pieces;
+  double seconds() {
+    for (const WorkingFiles::Ticket ticket : tickets_) files_.wait(ticket);
+    tickets_.clear();
+    return steady_seconds() - start_;
+  }
+
+ private:
+  WorkingFiles& files_;
+  std::byte* const data_;
+  const double start_;
+  std::vector<WorkingFiles::Ticket> tickets_;
+};
+
+double seconds_of_all(WorkingFiles& files, std::byte* data, bool writes) {
+  Timer timer(files, data);
+  for (size_t i = 0; i < files.pieces().size(); ++i) timer.begin(i, writes);
+  return timer.seconds();
+}
+
+// Writes each half of the pieces while the other half is read.
+double seconds_of_both(WorkingFiles& files, std::byte* data) {
+  const size_t half = files.pieces().size() / 2;
+  double seconds = 0;
+  for (const bool second : {false, true}) {
+    Timer timer(files, data);
+    for (size_t i = 0; i < half; ++i) {
+      timer.begin(i, !second);
+      timer.begin(half + i, second);
+    }
+    seconds += timer.seconds();
+  }
+  return seconds;
 }
 
 }  // namespace
@@ -42,22 +83,13 @@ StorageResult measure_storage(const StorageOptions& options, const std::function
       WorkingFiles files({.folders = options.folders, .owner = "bench", .depth = depth, .transfer_bytes = size},
                          pieces);
       result.method = files.method();
-      const auto seconds_of_all = [&](bool writes) {
-        const double start = steady_seconds();
-        std::vector<WorkingFiles::Ticket> tickets;
-        std::byte* data = memory->data();
-        for (size_t i = 0; i < pieces.size(); ++i) {
-          tickets.push_back(writes ? files.begin_write(i, data) : files.begin_read(i, data));
-          data += pieces[i].bytes;
-        }
-        for (const WorkingFiles::Ticket ticket : tickets) files.wait(ticket);
-        return steady_seconds() - start;
-      };
-      seconds_of_all(true);  // the file system converts reserved space when it is first written
+      std::byte* const data = memory->data();
+      seconds_of_all(files, data, true);  // the file system converts reserved space when it is first written
       MeasuredDisk& row = result.rows.emplace_back();
-      const double write_seconds = seconds_of_all(true);
-      row = {.read_bytes_per_second = bytes / seconds_of_all(false),
+      const double write_seconds = seconds_of_all(files, data, true);
+      row = {.read_bytes_per_second = bytes / seconds_of_all(files, data, false),
              .write_bytes_per_second = bytes / write_seconds,
+             .both_bytes_per_second = 2 * bytes / seconds_of_both(files, data),
              .transfer_bytes = size,
              .depth = depth};
       if (show) show(row);

@@ -23,12 +23,12 @@ struct StorageResult {
   std::string method;  // WorkingFiles::method
 };
 
-// Writes and reads back the bytes with each size and number of transfers, as a step does, checksums included. Calls
-// `show`, if given, with each row. THROWS Error(checkpoint) as WorkingFiles.
+// Writes the bytes, reads them back, and does both at once, with each size and number of transfers, as a step does,
+// checksums included. Calls `show`, if given, with each row. THROWS Error(checkpoint) as WorkingFiles.
 StorageResult measure_storage(const StorageOptions& options, const std::function<void(const MeasuredDisk&)>& show = {});
 
-// Returns the row in which reading and writing a byte takes the least time, with the fewest transfers among those that
-// take at most 2% more.
+// Returns the row in which reading and writing a byte, each alone and both at once, takes the least time, with the
+// fewest transfers among those that take at most 2% more.
 MeasuredDisk best_of(const std::vector<MeasuredDisk>& rows);
 
 }  // namespace gptrain::planner

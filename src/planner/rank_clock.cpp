@@ -25,7 +25,8 @@ RankClock::RankClock(const StepLog& log, const EventTimes& times)
     : log_(log),
       software_(times.software()),
       slow_down_(times.slow_down()),
-      lanes_take_turns_(times.lanes_take_turns()) {
+      lanes_take_turns_(times.lanes_take_turns()),
+      updates_(times.drive_shares()) {
   const auto add = [&](const EventBlock& block) {
     std::vector<double>& seconds = seconds_.emplace_back();
     for (const Event& event : block) seconds.push_back(times.seconds_of(event));
@@ -43,7 +44,7 @@ void RankClock::begin_after_another() {
     const auto number = static_cast<size_t>(action.block);
     if (action.kind == ActionKind::norm) updates = true;
     if (action.kind == ActionKind::update && is_beside(log_.blocks[number]))
-      updates_.play(action.unit, log_.blocks[number], seconds_[number], nullptr);
+      updates_.postpone(action.unit, log_.blocks[number], seconds_[number]);
     if (action.kind == ActionKind::gather && updates) waited = updates_.over(action.unit).time;
   }
   if (updates_.any()) updates_.begin_next_step(waited);
@@ -146,6 +147,7 @@ void RankClock::run_away(const Event& event, double seconds, const LoggedAction*
     if (action != nullptr && action->kind == ActionKind::gather) {
       read_ = gathered_.size() < UnitSlots::num_block_slots ? Moment{} : gathered_.front();
       if (gathered_.size() == UnitSlots::num_block_slots) gathered_.pop_front();
+      if (event.queue == Event::Queue::disk_read) read_->await(updates_.written(action->unit));
     }
   }
   read_ = updates_.transfer(event, *read_, seconds, time);

@@ -30,11 +30,11 @@ using UnitChoices = std::vector<UnitChoice>;
 // The choices for the ranks of one pipeline stage.
 struct StepChoices {
   UnitChoices units;  // units of other stages have the default
-  // Place of weights that the ZeRO stage does not cut. REQUIRES: resident, or one data rank; or disk, with ZeRO 3 or
+  // Place of weights that the ZeRO stage does not cut. REQUIRES: resident, or one data rank; or away, with ZeRO 3 or
   // one data rank and all optimizer state away: the weights then lie beside it.
   Residency weights = Residency::resident;
   // Sums of gradients lie beside optimizer state. REQUIRES: all of that is away; one data rank or ZeRO 2 and 3; f32.
-  bool gradients_on_disk = false;
+  bool gradients_away = false;
   // Updates run on the host, where the weights that they write and all that only they read lie. REQUIRES: the ops run
   // in host memory, too; fp32, or bf16 with masters; no qk_clip.
   bool updates_on_host = false;

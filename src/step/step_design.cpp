@@ -55,7 +55,7 @@ Sharding make_sharding(const StepConfig& config, const StepChoices& choices, con
           .weights = choices.weights,
           .updates_apart = choices.updates_on_host,
           .masters_away = choices.keeps_state_away() && has_masters(config.precision),
-          .gradients_away = choices.gradients_on_disk,
+          .gradients_away = choices.gradients_away,
           .replica_ranks = {data, groups.replica_rank(ReplicaGroup::expert_data)},
           .compute = config.precision.compute,
           .reduce = config.precision.reduce,

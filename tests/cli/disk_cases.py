@@ -82,9 +82,9 @@ class Disk(CheckpointCase):
         missing = overrides("memory.offload_optimizer=disk", "memory.disk_path=nowhere", "run.out=new")
         self.refuse(CHECKPOINT, ["memory.disk_path: cannot make a working file in nowhere: No such file or directory"],
                     "train", self.config, *missing)
-        self.refuse(USAGE, ["memory.disk_path: must be given, as memory.offload_optimizer is disk"],
+        self.refuse(USAGE, ["memory.disk_path: must be given, as memory.offload_optimizer is disk or fit"],
                     "config", "check", self.config, *overrides("memory.offload_optimizer=disk"))
-        self.refuse(USAGE, ["memory.offload_parameters", "memory.offload_optimizer is host or disk"], "config", "check",
+        self.refuse(USAGE, ["memory.offload_parameters", "memory.offload_optimizer is host, disk or fit"], "config", "check",
                     self.config, *overrides("memory.offload_parameters=disk"))
         for key in ("parameters", "gradients"):
             self.refuse(USAGE, [f"memory.offload_{key} = \"disk\": needs parallel.zero = ", "with 2 data ranks"],
@@ -101,6 +101,16 @@ class Disk(CheckpointCase):
                     *self.on_disk("optimizer.type=muon"))
         self.refuse(USAGE, ["memory.offload_parameters = \"host\": must be \"none\" or the value of memory.offload_opt"],
                     "config", "check", self.config, *self.on_disk("memory.offload_parameters=host"))
+
+    def test_fit_takes_the_disk_only_if_memory_is_short(self):
+        fitted = [*self.on_disk(), *overrides("memory.offload_optimizer=fit")]
+        plenty = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *fitted))
+        self.assertNotIn("disk_moments_bytes", plenty)
+        self.refuse(USAGE, ["memory.offload_gradients", "needs memory.offload_optimizer = "], "config", "check",
+                    self.config, *fitted, *overrides("memory.offload_gradients=disk"))
+        self.refuse(USAGE, ["memory.offload_parameters = \"disk\": must be \"none\" or the value of memory.offload_opt",
+                            "try \"fit\""],
+                    "config", "check", self.config, *fitted, *overrides("memory.offload_parameters=disk"))
 
     def test_the_host_is_a_place_in_plans_for_named_gpus_only(self):
         host = overrides("memory.offload_optimizer=host", "run.out=new")

@@ -87,6 +87,15 @@ TEST_CASE("weights and gradients on disk have the bits of those in memory", "[lo
   compare({.tensor = 1, .data = 1, .overrides = {"model.tied_head=true"}, .pipeline = 2}, {}, gradients);
 }
 
+TEST_CASE("gradients in bf16, and those that are sent in 8 bits, may lie on disk") {
+  const Overrides narrow = {"precision.compute=bf16-pure", "precision.gradients=bf16", "optimizer.clip_norm=0.5"};
+  compare({1, 1, {}}, narrow, joined({parameters, gradients}));
+  compare({1, 2, {"parallel.zero=3"}}, narrow, joined({parameters, gradients}));
+  compare({1, 2, {"parallel.zero=2"}}, narrow, gradients);
+  compare({.tensor = 1, .data = 1, .overrides = {"model.tied_head=true"}, .pipeline = 2}, narrow, gradients);
+  compare({1, 2, {"parallel.zero=2"}}, {R"(comm.compression={"kind": "int8", "min_elements": 1000})"}, gradients);
+}
+
 TEST_CASE("the state of each optimizer may lie on disk") {
   for (const Overrides& optimizer : optimizers) {
     INFO(optimizer.front());

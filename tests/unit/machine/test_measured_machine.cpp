@@ -132,10 +132,21 @@ TEST_CASE("rows that are no table say why") {
 
 TEST_CASE("a measured machine reads back as it was written") {
   MeasuredMachine machine = machine_of();
-  machine.disk = {.read_bytes_per_second = 3e9, .write_bytes_per_second = 2e9, .transfer_bytes = 1 << 20, .depth = 16};
+  machine.disk = {.read_bytes_per_second = 3e9,
+                  .write_bytes_per_second = 2e9,
+                  .both_bytes_per_second = 4e9,
+                  .transfer_bytes = 1 << 20,
+                  .depth = 16};
   const File file(machine_text(machine, source));
   const MeasuredMachine read = find_machine(File::path());
   CHECK(machine_text(read, source) == machine_text(machine, source));
+  const PlaceRates rates = place_rates(machine_named({File::path(), "", ""}, false), 2);
+  CHECK(rates.disk_both == 2e9);
+  CHECK(rates.drive_shares().read == Approx(2. / 3));
+  CHECK(rates.disk_seconds(1e9, 3e9) == Approx(1 + 2));  // 1 GB each at once, then 2 GB are written alone
+  machine.disk.both_bytes_per_second = 0;
+  const File in_turns(machine_text(machine, source));
+  CHECK(place_rates(machine_named({File::path(), "", ""}, false), 2).disk_seconds(3e9, 3e9) == Approx(2 + 3));
   CHECK(read.cores == 4);
   CHECK(read.slow_down_beside_traffic == 0.5);
   REQUIRE(read.shares.size() == 2);

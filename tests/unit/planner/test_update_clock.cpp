@@ -3,6 +3,7 @@
 
 #include "catch.h"
 #include "ops/op_event.h"
+#include "planner/drive_clock.h"
 #include "planner/update_clock.h"
 
 namespace test_update_clock {
@@ -27,17 +28,62 @@ void play(UpdateClock& clock, double norm, double disk, double update) {
 }  // namespace
 
 TEST_CASE("updates wait for the disk, which reads ahead what the landing area holds") {
-  UpdateClock clock;
+  UpdateClock clock;  // reads and writes take turns
   play(clock, 0, 2, 1);
   CHECK(clock.over(0).time == 1);
   CHECK(clock.over(2).time == 3);
-  CHECK(clock.over(3).time == 6);       // unit 0 is written from 1 to 3, then unit 3 read until 5
-  CHECK(clock.over(7).time == 6 + 16);  // each further unit takes a write and a read
+  CHECK(clock.over(3).time == 8);       // unit 0 is written from 1 to 3, then unit 3 read until 7, beside a write
+  CHECK(clock.over(7).time == 8 + 16);  // each further unit takes a write and a read
   clock.begin_next_step(0);
-  CHECK(clock.over(7).time == 22);
+  CHECK(clock.over(7).time == 24);
   play(clock, 100, 2, 1);
   CHECK(clock.over(0).time == 101);  // its state was read before the norm
-  CHECK(clock.over(7).time == 122);
+  CHECK(clock.over(7).time == 124);
+}
+
+TEST_CASE("a drive that reads and writes at once halves the time") {
+  UpdateClock clock({.read = 1, .write = 1});
+  play(clock, 0, 2, 1);
+  CHECK(clock.over(3).time == 3 + 2 + 1);
+  CHECK(clock.over(7).time == 3 + 5 * 2 + 1);  // five reads one after another, then an update
+  clock.begin_next_step(20);
+  CHECK(clock.over(7).time == 0);
+}
+
+TEST_CASE("reads and writes slow each other down while both go on") {
+  const auto at = [](double seconds) {
+    Moment moment;
+    moment.add(0, seconds);
+    return moment;
+  };
+  DriveClock drives({.read = 0.5, .write = 0.75});
+  const DriveClock::Ticket first = drives.add(true, at(0), 3), read = drives.add(false, at(1), 1),
+                           second = drives.add(true, at(0.5), 1), late = drives.add(false, at(10), 1);
+  CHECK(drives.times(read).start == 1);
+  CHECK(drives.times(read).end.time == 3);         // 2 s at half the speed
+  CHECK(drives.times(first).end.time == 3 + 0.5);  // 1 s alone, 1.5 of the 2 s beside the read, the rest alone
+  CHECK(drives.times(second).start == 3.5);
+  CHECK(drives.times(second).end.time == 4.5);
+  CHECK(drives.times(late).end.time == 11);
+  const DriveClock::Ticket before = drives.add(true, at(5), 1);
+  CHECK(drives.times(before).end.time == 12);  // the time until 11 is simulated
+  drives.move_origin(11);
+  CHECK(drives.times(before).end.time == 1);
+  CHECK(drives.times(late).end.time == 0);
+}
+
+TEST_CASE("a postponed update is played when its end is asked for") {
+  Event op;
+  op.queue = Event::Queue::update;
+  const std::vector<Event> events = {disk_event(false, 1), op, disk_event(true, 1)};
+  const std::vector<double> seconds = {1, 2, 1};
+  UpdateClock clock({.read = 1, .write = 1});
+  for (int32_t unit = 0; unit < 2; ++unit) clock.postpone(unit, events, seconds);
+  CHECK(clock.any());
+  CHECK(clock.over(1).time == 4);
+  CHECK(clock.over(0).time == 2);
+  CHECK(clock.written(0).time == 3);
+  CHECK(clock.over(5).time == 0);
 }
 
 TEST_CASE("a fast disk hides behind the updates") {
