@@ -234,7 +234,7 @@ HfImport import_hf(const fs::path& folder, const fs::path& out, const std::strin
   check_tensors(tensors, files, config.model, description.hf, folder, result.notes);
   require_tied_head(tensors, files, config.model, config_file);
 
-  const StateColumns columns = optimizer_columns(config.optimizer);
+  const StateColumns columns = state_columns(config);
   const int64_t total = result.parameters * dtype_bytes(DType::f32) * (1 + std::ssize(columns));
   int64_t done = 0;
   const Progressed progressed = [&](int64_t bytes) {

@@ -22,6 +22,7 @@
 #include "model/spec/spec.h"
 #include "optim/types.h"
 #include "parallel/gradient_messages.h"
+#include "parallel/island_average.h"
 
 namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
@@ -74,8 +75,12 @@ std::optional<Expected> expected(std::string_view kind, size_t number, const Wan
   if (config.comm.compression.is_low_rank() && kind == factor_kind(config.comm.compression.rank) &&
       codes_gradients(config.comm.compression, tensor, config.parallel.tensor))
     return Expected{DType::f32, {config.comm.compression.rank, tensor.shape.back()}};
-  for (const StateColumn& column : optimizer_columns(config.optimizer)) {
-    if (column.name != kind || !has_values(column, tensor)) continue;
+  for (const StateColumn& column : state_columns(config)) {
+    if (!has_values(column, tensor)) continue;
+    const int64_t islands = column.name == outer_momentum_column ? 1 : config.parallel.local_steps.islands;
+    bool is_of_column = false;
+    for (int64_t island = 0; island < islands; ++island) is_of_column |= kind == island_kind(column.name, island);
+    if (!is_of_column) continue;
     return Expected{column.dtype, stored_shape(column, tensor, model.shards[number])};
   }
   return std::nullopt;

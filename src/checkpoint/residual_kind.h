@@ -1,9 +1,10 @@
-// Names of tensors with errors of compressed gradients, and of their factors.
+// Names of tensors with errors of compressed gradients, of their factors, and of islands' state.
 #pragma once
 
 #include <cstdint>
 #include <fmt/format.h>
 #include <string>
+#include <string_view>
 
 namespace gptrain::inline checkpoint {
 
@@ -12,5 +13,11 @@ inline std::string residual_kind(int64_t data_rank) { return fmt::format("residu
 
 // Returns the part before the slash of the names of factors with `rank` vectors.
 inline std::string factor_kind(int64_t rank) { return fmt::format("factor.{:02}", rank); }
+
+// Returns the part before the slash of the names of an island's values of a column of the optimizer's state. Islands
+// are counted from 0; the first has the column's own name.
+inline std::string island_kind(std::string_view column, int64_t island) {
+  return island == 0 ? std::string(column) : fmt::format("{}.{:03}", column, island);
+}
 
 }  // namespace gptrain::checkpoint

@@ -28,6 +28,7 @@ class AllRules : Rules {
     check_moe(context_);
     check_experts(context_);
     check_comm(context_);
+    check_local_steps(context_);
     check_totals();
     check_size();
     check_used();

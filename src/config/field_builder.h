@@ -62,6 +62,18 @@ inline Json value_json(const ProjectionConfig& projection) {
   return {{"kind", projection_names[projection.kind]}, {"share", projection.share}, {"sites", std::move(sites)}};
 }
 
+inline Json value_json(const LocalStepsConfig& local) {
+  if (local.islands == 1 && local.every == 1) return Json::object();
+  Json json{{"islands", local.islands},
+            {"every", local.every},
+            {"start_step", local.start_step},
+            {"outer", outer_step_names[static_cast<size_t>(local.outer)]}};
+  if (local.outer != OuterStep::nesterov) return json;
+  json["outer_lr"] = local.outer_lr;
+  json["outer_momentum"] = local.outer_momentum;
+  return json;
+}
+
 inline Json value_json(const CompressionConfig& compression) {
   if (!compression.is_on()) return Json::object();
   Json json{{"kind", gradient_codec_names[compression.kind]},
@@ -147,6 +159,18 @@ inline void set_value(const Json& json, CompressionConfig& compression) {
   compression.error = json.value("error", compression.error);
   compression.start_step = json.value("start_step", compression.start_step);
   compression.min_elements = json.value("min_elements", compression.min_elements);
+}
+
+inline void set_value(const Json& json, LocalStepsConfig& local) {
+  local = {};
+  if (json.empty()) return;
+  local.islands = json.at("islands").get<int64_t>();
+  local.every = json.at("every").get<int64_t>();
+  local.start_step = json.value("start_step", local.start_step);
+  local.outer = named<OuterStep>(outer_step_names, json.value("outer", "average"));
+  const bool nesterov = local.outer == OuterStep::nesterov;
+  local.outer_lr = json.value("outer_lr", nesterov ? 0.7 : local.outer_lr);
+  local.outer_momentum = json.value("outer_momentum", nesterov ? 0.9 : local.outer_momentum);
 }
 
 template <typename Enum, size_t n>

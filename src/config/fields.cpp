@@ -200,6 +200,10 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                 "train on as many of the started ranks as batch.global divides over, and let the others idle; "
                 "batch.accumulation follows from their number, so that a run may go on with fewer or more ranks")
               .changeable(),
+          field("parallel.local_steps", &RunConfig::parallel, &P::local_steps, ObjectRule{local_steps_keys},
+                "islands of data ranks that sum gradients among themselves only, and average their weights every few "
+                "steps (post-local SGD, DiLoCo), which changes what is trained; {}: none")
+              .usually(R"({"islands": 2, "every": 30, "outer": "nesterov"})"),
           compute_field(dtypes, refused),
           words<PrecisionConfig, DType>("precision.residual", &RunConfig::precision, &PrecisionConfig::residual, dtypes,
                                         refused, "type of the residual stream; default: compute")

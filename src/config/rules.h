@@ -34,6 +34,7 @@ void check_experts(const RuleContext& context);   // ranks that share experts
 void resolve_method(const RuleContext& context);  // precision, optimizer, learning rate
 void check_memory(const RuleContext& context);    // activations saved for backward
 void check_comm(const RuleContext& context);      // compression of gradients
+void check_local_steps(const RuleContext& context);
 
 inline constexpr int64_t max_int64 = std::numeric_limits<int64_t>::max();
 

@@ -190,6 +190,27 @@ struct BatchConfig {
   int64_t accumulation = 0;  // micro-batches per step and rank: global / (micro * data ranks)
 };
 
+// How islands' weights are averaged (LocalStepsConfig::outer).
+enum class OuterStep : uint8_t { average, nesterov };
+inline constexpr std::array<std::string_view, 2> outer_step_names = {"average", "nesterov"};
+
+// Islands of data ranks that sum gradients among themselves and average their weights now and then.
+struct LocalStepsConfig {
+  int64_t islands = 1;     // 1: off
+  int64_t every = 1;       // steps from one averaging to the next
+  int64_t start_step = 0;  // steps at the run's start in which all data ranks sum gradients
+  OuterStep outer = OuterStep::average;
+  double outer_lr = 1;        // nesterov only
+  double outer_momentum = 0;  // nesterov only
+
+  bool is_on() const { return islands > 1; }
+  bool has_momentum() const { return is_on() && outer == OuterStep::nesterov; }
+  // Whether the islands have the same weights after `step` steps of a run of `steps`.
+  bool are_equal_after(int64_t step, int64_t steps) const {
+    return !is_on() || step <= start_step || step % every == 0 || step == steps;
+  }
+};
+
 struct ParallelConfig {
   int64_t tensor = 1;
   int64_t context = 1;         // ranks that share sequences
@@ -207,6 +228,7 @@ struct ParallelConfig {
   ContextMethod context_method =
       ContextMethod::automatic;         // loading replaces automatic by heads or ring if context > 1
   bool chooses_context_method = false;  // the key was "auto"
+  LocalStepsConfig local_steps = {};
 };
 
 struct PrecisionConfig {

@@ -329,6 +329,26 @@ const std::vector<ObjectKey>& compression_keys() {
   return keys;
 }
 
+const std::vector<ObjectKey>& local_steps_keys() {
+  static const std::vector<ObjectKey> keys = {
+      {"islands", "parts of the data ranks, neighbours, each of which trains for itself", IntegerRule{1, 1 << 16, {}},
+       true, "2"},
+      {"every", "steps from one averaging of the weights to the next; the last step of the run averages as well",
+       IntegerRule{1, 1 << 30, {}}, true, "30"},
+      {"start_step", "steps at the run's start in which all data ranks sum gradients", IntegerRule{0, 1 << 30, {}},
+       false, "0"},
+      {"outer",
+       "average: the islands' mean is the new weight; nesterov: the mean of the islands' moves is the gradient of an "
+       "SGD step with Nesterov momentum from the weights of the last averaging (DiLoCo)",
+       WordRule{{outer_step_names.begin(), outer_step_names.end()}, {}}, false, R"("average")"},
+      {"outer_lr", "of nesterov only: learning rate of that step; default: 0.7",
+       NumberRule{.min = 0, .max = 10, .min_excluded = true}, false, "0.7"},
+      {"outer_momentum", "of nesterov only: momentum of that step; default: 0.9",
+       NumberRule{.min = 0, .max = 1, .max_excluded = true}, false, "0.9"},
+  };
+  return keys;
+}
+
 const std::vector<SourceKey>& source_keys() {
   static const std::vector<SourceKey> keys = {
       {"path",

@@ -107,10 +107,11 @@ struct ObjectKey {
   std::string example;  // JSON text: the default, if there is one
 };
 
-// Return the keys of the objects run.rollback, memory.linear_projection and comm.compression.
+// Return the keys of the objects run.rollback, memory.linear_projection, comm.compression and parallel.local_steps.
 const std::vector<ObjectKey>& rollback_keys();
 const std::vector<ObjectKey>& projection_keys();
 const std::vector<ObjectKey>& compression_keys();
+const std::vector<ObjectKey>& local_steps_keys();
 
 struct SourceKey {
   std::string key;

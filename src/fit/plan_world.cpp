@@ -153,6 +153,7 @@ void add_kind(WorldPlan& world, const KindPlan& kind, int64_t first_position, in
   if (kind.rank != 0) return;
   world.spec = plan.design->spec;
   world.traffic = plan.traffic;
+  world.other_traffic = plan.other_traffic;
   world.warnings = plan.warnings;
 }
 

@@ -30,10 +30,11 @@ struct StagePlan {
 // element is the value of the first of the ranks there; the others differ by the padding between tensors.
 struct WorldPlan {
   ModelSpec spec;
-  LaneTraffic traffic{};     // sent by rank 0
-  std::string warnings;      // rank 0's, one per line; empty if none
-  int64_t largest_rank = 0;  // the first of the ranks that take the most device memory
-  StepMemory largest;        // memory of that rank
+  LaneTraffic traffic{};                      // sent by rank 0
+  std::vector<ProgramTraffic> other_traffic;  // sent by rank 0 in steps of other programs
+  std::string warnings;                       // rank 0's, one per line; empty if none
+  int64_t largest_rank = 0;                   // the first of the ranks that take the most device memory
+  StepMemory largest;                         // memory of that rank
   std::vector<StagePlan> stages;
   std::vector<StepChoices> choices;          // by stage
   OpTable ops{};                             // sums over all ranks

@@ -5,6 +5,7 @@
 
 #include "model/record.h"
 #include "model/spec/tensor_key.h"
+#include "parallel/island_average.h"
 
 namespace gptrain::inline optim {
 namespace {
@@ -141,6 +142,7 @@ ElementUpdate unit_operands(const UpdateContext& context, int64_t unit, int64_t 
                        .weights = row(range.weights, parameters.sharding().compute)};
   size_t next = 0;
   for (size_t i = 0; i < parameters.columns().size(); ++i) {
+    if (parameters.columns()[i].name == outer_momentum_column) continue;  // no update reads it
     if (!is_of_last(parameters.columns()[i]) && !is_factored(parameters.columns()[i]))
       update.columns.at(next++) = row(parameters.column(i, unit), parameters.columns()[i].dtype);
   }

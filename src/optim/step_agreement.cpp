@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <limits>
 #include <new>
 #include <utility>
@@ -141,12 +142,13 @@ void StepAgreement::agree() {
   }
   lane.wait_all();
   const QkClip* const qk_clip = rules_.qk_clip;
-  context_.backend.run(PrepareUpdate{.partials = partials,
-                                     .clip_norm = rules_.clip_norm,
-                                     .state = context_.state,
-                                     .loss_scale_window = rules_.loss_scale_window,
-                                     .scores = qk_clip != nullptr ? qk_clip->scores() : Matrix{},
-                                     .score_threshold = qk_clip != nullptr ? qk_clip->threshold() : 0});
+  context_.backend.run(
+      PrepareUpdate{.partials = partials,
+                    .clip_norm = rules_.clip_norm * std::sqrt(static_cast<double>(groups_.num_islands())),
+                    .state = context_.state,
+                    .loss_scale_window = rules_.loss_scale_window,
+                    .scores = qk_clip != nullptr ? qk_clip->scores() : Matrix{},
+                    .score_threshold = qk_clip != nullptr ? qk_clip->threshold() : 0});
 }
 
 void sum_over_world(RankGroups& groups, const Matrix& sums) {

@@ -41,7 +41,8 @@ class StepAgreement {
 
   // Writes the loss, the norm, the clipping factor and the decision to skip into the step's state. Exactly one rank
   // adds the square of each element: the rank that holds the element's piece, or the first of several ranks that hold
-  // the same shard. So ZeRO 0 and 1 give the same bits of the norm, and so do ZeRO 2 and 3. Collective over the world.
+  // the same shard. So ZeRO 0 and 1 give the same bits of the norm, and so do ZeRO 2 and 3. With several islands the
+  // squared norm is the sum of theirs, and the limit of clipping is that of its mean. Collective over the world.
   // REQUIRES: all gradients are summed.
   void agree();
   // Adds up the squares of a unit's gradients, which are in ParameterStore::gradients_piece, for `agree`. Called for

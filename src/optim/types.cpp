@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "parallel/island_average.h"
+
 namespace gptrain::inline optim {
 
 const OptimizerType& optimizer_type(OptimizerKind kind) {
@@ -14,6 +16,12 @@ const OptimizerType& optimizer_type(OptimizerKind kind) {
 StateColumns optimizer_columns(const OptimizerConfig& config) {
   StateColumns columns = optimizer_type(config.type).columns;
   if (config.ema > 0) columns.push_back({ema_column});
+  return columns;
+}
+
+StateColumns state_columns(const StepConfig& config) {
+  StateColumns columns = optimizer_columns(config.optimizer);
+  for (const StateColumn& column : outer_columns(config.parallel.local_steps)) columns.push_back(column);
   return columns;
 }
 

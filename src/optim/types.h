@@ -18,5 +18,7 @@ const OptimizerType& optimizer_type(OptimizerKind kind);
 
 // RETURNS the type's columns; with OptimizerConfig::ema, the column of the weights' average comes last.
 StateColumns optimizer_columns(const OptimizerConfig& config);
+// RETURNS these columns, and behind them the one of parallel.local_steps (IslandAverage).
+StateColumns state_columns(const StepConfig& config);
 
 }  // namespace gptrain::optim

@@ -11,6 +11,7 @@
 namespace gptrain::inline parallel {
 
 class AwayGradients;
+class IslandAverage;
 class MicroBatchUploads;
 class OffloadLanes;
 class WeightReads;
@@ -29,6 +30,8 @@ struct ExecutorResources {
   AwayGradients* away_gradients = nullptr;            // null unless gradients are away
   const AccumulatedGradients* accumulated = nullptr;  // null if gradients are kept in f32
   const GradientCompression* compression = nullptr;   // null if gradients are summed as they are
+  bool sums_over_islands = false;                     // gradients are summed over all islands, not only in this one
+  const IslandAverage* average = nullptr;             // null without islands
   MicroBatchUploads* uploads = nullptr;               // null if the backend's memory is host memory
   OffloadLanes* offloads = nullptr;                   // null if the schedule offloads nothing
 };

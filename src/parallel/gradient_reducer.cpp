@@ -45,7 +45,32 @@ class NarrowReducer final : public GradientReducer {
   const ReductionContext context_;
 };
 
+// Sums in f32 over the ranks of an island, then over the islands.
+class IslandsReducer final : public GradientReducer {
+ public:
+  explicit IslandsReducer(const ReductionContext& context) : context_(context) {}
+
+  int phases(int64_t unit) const override { return context_.parameters.replica_rank(unit).size > 1 ? 2 : 1; }
+  Lane::Ticket begin(int64_t unit, int phase, const UnitGradients& of) override {
+    if (phase + 1 < phases(unit)) return plain_sum(context_, unit, of.whole, DType::f32);
+    const ParameterStore& parameters = context_.parameters;
+    const bool cuts = parameters.sharding().cuts_state();
+    const UnitPiece own = parameters.piece(unit);
+    return context_.groups.lane(LaneKind::gradients)
+        .all_reduce(context_.groups.group(LaneKind::gradients, GroupKind::islands),
+                    of.whole + (cuts ? own.first : 0) * dtype_bytes(DType::f32),
+                    cuts ? own.elements : parameters.layout().units[static_cast<size_t>(unit)].elements, DType::f32);
+  }
+
+ private:
+  const ReductionContext context_;
+};
+
 }  // namespace
+
+std::unique_ptr<GradientReducer> make_islands_reducer(const ReductionContext& context) {
+  return std::make_unique<IslandsReducer>(context);
+}
 
 Lane::Ticket plain_sum(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype) {
   const UnitRange& range = context.parameters.layout().units[unit];

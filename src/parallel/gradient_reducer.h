@@ -51,6 +51,10 @@ Lane::Ticket plain_sum(const ReductionContext& context, int64_t unit, std::byte*
 // Returns the reducer of a group's units: sums in f32 or in Sharding::reduce.
 std::unique_ptr<GradientReducer> make_reducer(const ReductionContext& context, ReplicaGroup group);
 
+// Returns the reducer for units of islands (GroupKind::islands): sums in f32 over the ranks of the island, then over
+// the islands. One phase if an island is one rank.
+std::unique_ptr<GradientReducer> make_islands_reducer(const ReductionContext& context);
+
 // Returns the kind of the communication group for a group of replicas.
 constexpr GroupKind kind_of(ReplicaGroup group) {
   return group == ReplicaGroup::expert_data ? GroupKind::expert_data : GroupKind::data;

@@ -50,6 +50,22 @@ int64_t neighbour(const StepConfig& config, const Mesh& mesh, int64_t rank, int6
 
 }  // namespace
 
+namespace {
+
+// Returns the data ranks of `rank`'s island, or those with its place in all islands.
+std::vector<int64_t> data_ranks(const StepConfig& config, const Mesh& mesh, int64_t rank, bool of_all_islands) {
+  const std::vector<int64_t> all = mesh.group(rank, copy_axes);
+  const int64_t of_island = std::ssize(all) / config.parallel.local_steps.islands;
+  const int64_t place = std::find(all.begin(), all.end(), rank) - all.begin();
+  std::vector<int64_t> ranks;
+  for (int64_t i = 0; i < std::ssize(all); ++i)
+    if (of_all_islands ? i % of_island == place % of_island : i / of_island == place / of_island)
+      ranks.push_back(all[static_cast<size_t>(i)]);
+  return ranks;
+}
+
+}  // namespace
+
 Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault) {
   const ParallelConfig& parallel = config.parallel;
   const int64_t model_ranks = ranks_of_model(parallel);
@@ -79,7 +95,8 @@ std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int
     case GroupKind::context:
       return mesh.group(rank, {MeshAxis::context});
     case GroupKind::data:
-      return mesh.group(rank, copy_axes);
+    case GroupKind::islands:
+      return data_ranks(config, mesh, rank, kind == GroupKind::islands);
     case GroupKind::expert:
       return mesh.group(rank, ExpertAxis::expert);
     case GroupKind::expert_data:
@@ -129,8 +146,10 @@ std::vector<LaneGroup> lane_groups(const StepConfig& config) {
   groups.push_back({LaneKind::gradients, GroupKind::kv_heads, true});
   groups.push_back({LaneKind::gradients, GroupKind::data, true});
   if (has_experts) groups.push_back({LaneKind::gradients, GroupKind::expert_data, true});
+  const bool has_islands = config.parallel.local_steps.is_on();
+  if (has_islands) groups.push_back({LaneKind::gradients, GroupKind::islands, true});
+  if (config.parallel.pipeline > 1 || has_islands) groups.push_back({LaneKind::gradients, GroupKind::loss, true});
   if (config.parallel.pipeline > 1) {
-    groups.push_back({LaneKind::gradients, GroupKind::loss, true});
     if (config.optimizer.type == OptimizerKind::muon) groups.push_back({LaneKind::gradients, GroupKind::stage, false});
   }
   if (config.model.tied_head) groups.push_back({LaneKind::gradients, GroupKind::tied, true});
@@ -197,7 +216,8 @@ RankGroups::StageRank RankGroups::stage_rank_at(const MeshPoint& at) const {
 }
 
 ReplicaRank RankGroups::replica_rank(ReplicaGroup group) const {
-  if (group == ReplicaGroup::data) return {num_data_ranks(), data_rank()};
+  const int64_t of_island = num_data_ranks() / islands_;
+  if (group == ReplicaGroup::data) return {of_island, data_rank() % of_island};
   return {mesh_.size(ExpertAxis::expert_data), mesh_.coordinate(rank_, ExpertAxis::expert_data)};
 }
 
@@ -247,7 +267,8 @@ RankGroups::RankGroups(const StepConfig& config, World& world)
     : mesh_(make_mesh(config, world.size(), ExitCode::device)),
       rank_(world.rank()),
       at_(mesh_.coordinates(rank_)),
-      context_ranks_have_pairs_(context_rank_at(config.parallel, 0).has_pair) {
+      context_ranks_have_pairs_(context_rank_at(config.parallel, 0).has_pair),
+      islands_(config.parallel.local_steps.islands) {
   activity_ = &world.activity();
   if (num_stages() > 1) activity_->set_stage(stage());
   const std::vector<LaneGroup> of_lanes = lane_groups(config);
@@ -276,6 +297,7 @@ RankGroups::RankGroups(const StepConfig& config, World& world)
   }
   std::vector<GroupKind> kinds = {GroupKind::world, GroupKind::tensor, GroupKind::data};
   if (config.parallel.expert > 1) kinds.push_back(GroupKind::expert_data);
+  if (islands_ > 1) kinds.push_back(GroupKind::islands);
   for (const GroupKind kind : kinds) make(kind, {.reduces = false}, groups_[index(kind)]);
   start_lanes(true);
 }
@@ -284,7 +306,8 @@ RankGroups::RankGroups(const StepConfig& config, int64_t world_size, int64_t ran
     : mesh_(make_mesh(config, world_size)),
       rank_(rank),
       at_(mesh_.coordinates(rank_)),
-      context_ranks_have_pairs_(context_rank_at(config.parallel, 0).has_pair) {
+      context_ranks_have_pairs_(context_rank_at(config.parallel, 0).has_pair),
+      islands_(config.parallel.local_steps.islands) {
   const std::vector<LaneGroup> of_lanes = lane_groups(config);
   note_sizes(config, of_lanes);
   for (const LaneGroup& group : of_lanes) {

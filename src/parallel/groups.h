@@ -36,13 +36,14 @@ enum class GroupKind : uint8_t {
   tied,         // the first and the last stage of one pipeline, where both hold the table of a tied head
   next,         // a stage and the one after it in the ring: for the lanes send_next and receive_next
   previous,     // a stage and the one before it in the ring: for the lanes send_previous and receive_previous
+  islands,      // hold the same parameters on different islands (parallel.local_steps); `data` is then of one island
   count
 };
 constexpr size_t num_group_kinds = static_cast<size_t>(GroupKind::count);
 // Names in reports.
 constexpr EnumArray<GroupKind, std::string_view, num_group_kinds> group_names = {
-    "world",       "tensor", "context", "replicas", "data", "expert",
-    "expert_data", "stage",  "loss",    "tied",     "next", "previous"};
+    "world", "tensor", "context", "replicas", "data",     "expert", "expert_data",
+    "stage", "loss",   "tied",    "next",     "previous", "islands"};
 
 // Kinds of communication in a step. Each has a lane of its own (comm/lane.h).
 enum class LaneKind : uint8_t {
@@ -142,6 +143,9 @@ class RankGroups {
   // Number of ranks that hold the same parameters, and this rank's number among them, which is the number of its piece.
   int64_t num_data_ranks() const { return num_sample_ranks() * mesh_.size(MeshAxis::context); }
   int64_t data_rank() const { return stage_rank().data; }
+  // Number of islands, and this rank's: runs of data ranks that sum gradients among themselves. 1 without local steps.
+  int64_t num_islands() const { return islands_; }
+  int64_t island() const { return data_rank() / (num_data_ranks() / islands_); }
   // Returns this rank's number among the ranks of a group that hold replicas of parameters.
   ReplicaRank replica_rank(ReplicaGroup group) const;
 
@@ -166,7 +170,7 @@ class RankGroups {
   // Returns the group over which losses are summed. It has one rank of each tensor group, whose ranks have equal
   // losses.
   Communicator* loss_group() const {
-    return group(LaneKind::gradients, num_stages() > 1 ? GroupKind::loss : GroupKind::data);
+    return group(LaneKind::gradients, num_stages() > 1 || islands_ > 1 ? GroupKind::loss : GroupKind::data);
   }
   // Returns the group of a stage's ranks on the lane of gradients; null if there is one rank. stage_ranks() returns
   // the coordinates of its ranks, in the group's order.
@@ -228,6 +232,7 @@ class RankGroups {
   int64_t rank_;
   MeshPoint at_;
   bool context_ranks_have_pairs_;
+  int64_t islands_;
   bool linked_ = false;
   EventLog* log_ = nullptr;
   Activity* activity_ = nullptr;

@@ -5,13 +5,15 @@
 
 #include "parallel/away_gradients.h"
 #include "parallel/compressed_reducer.h"
+#include "parallel/island_average.h"
 #include "parallel/low_rank_reducer.h"
 #include "parallel/weight_reads.h"
 
 namespace gptrain::inline parallel {
 namespace {
 
-ParameterExchange::ReducerMaker reducer_maker(const GradientCompression* compression) {
+ParameterExchange::ReducerMaker reducer_maker(const GradientCompression* compression, bool over_islands) {
+  if (over_islands) return [](const ReductionContext& context, ReplicaGroup) { return make_islands_reducer(context); };
   if (compression == nullptr) return make_reducer;
   return [compression](const ReductionContext& context, ReplicaGroup) {
     return compression->messages.is_low_rank() ? make_low_rank_reducer(context, *compression)
@@ -27,7 +29,7 @@ ParameterActions::ParameterActions(const Program& program, const ParameterStore&
       parameters_(parameters),
       resources_(resources),
       exchange_(parameters, *resources.groups, *resources.backend, resources.accumulated,
-                reducer_maker(resources.compression)),
+                reducer_maker(resources.compression, resources.sums_over_islands)),
       update_(update) {
   for (const Action& action : program.schedule.actions)
     if (action.kind == ActionKind::gather) gathered_units_.push_back(action.unit);
@@ -114,6 +116,8 @@ void ParameterActions::play(const Action& action) {
         update_->update(part.unit);
         exchange_.end_step(part.unit);
       });
+    case ActionKind::average:
+      return for_each_part(action, [this](const Part& part) { resources_.average->average(part.unit); });
     default:
       return sum(action);
   }

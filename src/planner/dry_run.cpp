@@ -119,6 +119,32 @@ PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int6
   return run;
 }
 
+namespace {
+
+// Adds the times of warm-up steps and averagings. Returns the mean time of a step.
+double forecast_local_steps(DryRun& run, const PlannedMachine& machine, int64_t world_size) {
+  const LocalStepsConfig& local = run.config.parallel.local_steps;
+  StepForecast& forecast = *run.forecast;
+  const double warm_up = static_cast<double>(local.start_step) / static_cast<double>(run.config.run.steps);
+  const double averaging = (1 - warm_up) / static_cast<double>(local.every);
+  const auto seconds_with = [&](const LocalStepsConfig& other) {
+    RunConfig changed = run.config;
+    changed.parallel.local_steps = other;
+    return plan_run(changed, machine, world_size, LoggedRanks::of_stages).step.pipeline.seconds;
+  };
+  LocalStepsConfig always = local;
+  always.every = 1;
+  always.start_step = 0;
+  forecast.warm_up_steps = local.start_step;
+  forecast.averaging_every = local.every;
+  if (warm_up > 0) forecast.warm_up_seconds = seconds_with({});
+  forecast.averaging_seconds = local.every > 1 ? seconds_with(always) : forecast.step_seconds;
+  return warm_up * forecast.warm_up_seconds + averaging * forecast.averaging_seconds +
+         (1 - warm_up - averaging) * forecast.step_seconds;
+}
+
+}  // namespace
+
 DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, const PlannedRun& run,
                     const StorageRates& storage) {
   const Target& target = machine.target;
@@ -135,7 +161,10 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
                                         plan.written_bytes, mesh, target.ranks_per_node, storage),
       .rate = std::nullopt,
       .sources = {},
-      .world = {.mesh = mesh, .traffic = plan.traffic, .largest_rank = plan.largest_rank},
+      .world = {.mesh = mesh,
+                .traffic = plan.traffic,
+                .other_traffic = plan.other_traffic,
+                .largest_rank = plan.largest_rank},
       .on_host = fullest_host(plan.on_host, mesh, nodes),
       .stages = stage_forecasts(plan),
       .warnings = plan.warnings,
@@ -160,6 +189,7 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
   const auto tokens = static_cast<double>(config.batch.global * config.model.sequence_length);
   double seconds = result.forecast->step_seconds;
   if (const int64_t start = config.comm.compression.start_step; start > 0) {
+    result.forecast->warm_up_steps = start;
     RunConfig warm_up = config;
     warm_up.comm.compression = {};
     result.forecast->warm_up_seconds =
@@ -167,6 +197,7 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
     const double share = static_cast<double>(start) / static_cast<double>(config.run.steps);
     seconds = share * result.forecast->warm_up_seconds + (1 - share) * seconds;
   }
+  if (config.parallel.local_steps.is_on()) seconds = forecast_local_steps(result, machine, run.world_size);
   result.rate = TokenRate{tokens / seconds, "predicted"};
   return result;
 }

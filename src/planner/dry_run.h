@@ -71,8 +71,9 @@ struct SourceForecast {
 
 struct WorldForecast {
   Mesh mesh{{{1, 1, 1, 1}}, 1};
-  LaneTraffic traffic{};     // sent by rank 0 in a step
-  int64_t largest_rank = 0;  // rank whose memory is shown: it takes the most
+  LaneTraffic traffic{};                           // sent by rank 0 in a step
+  std::vector<ProgramTraffic> other_traffic = {};  // sent by it in steps of other programs
+  int64_t largest_rank = 0;                        // rank whose memory is shown: it takes the most
 };
 
 struct StageForecast {

@@ -32,7 +32,10 @@ struct StepForecast {
   std::string origin;    // see step_origin
   ExpectedError error = {};
   double step_seconds = 0;
-  double warm_up_seconds = 0;    // time of a step before comm.compression.start_step; 0: all steps are alike
+  double warm_up_seconds = 0;  // time of a step before start_step of a method; 0: all steps are alike
+  int64_t warm_up_steps = 0;
+  double averaging_seconds = 0;  // time of a step that averages weights (parallel.local_steps); 0: none does
+  int64_t averaging_every = 0;   // steps from one averaging to the next
   PublishedStep published = {};  // set if gptrain's own speed is not measured
   double bubble_seconds = 0;     // waiting for other stages, mean over the stages
   // Communication that no work hides, by lane; mean over the stages.

@@ -350,7 +350,7 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
       .reduce = config.precision.reduce,
       .pure = config.precision.pure,
       .gradients = config.precision.gradients};
-  const StateColumns columns = optimizer_columns(config.optimizer);
+  const StateColumns columns = state_columns(config);
   const auto bytes_of = [&](UnitPart part) {
     PartBytes bytes;
     std::vector<bool> held(spec.units.size(), false);

@@ -97,9 +97,9 @@ std::string_view granularity_text(StateGranularity granularity) {
 }
 
 // Returns the columns of the optimizer's state: "; NAME f32, NAME f32".
-std::string column_names(const OptimizerConfig& config) {
+std::string column_names(const StepConfig& config) {
   std::string names;
-  for (const StateColumn& column : optimizer_columns(config)) {
+  for (const StateColumn& column : state_columns(config)) {
     names += fmt::format("{} {} {}{}", names.empty() ? ";" : ",", column.name, dtype_name(column.dtype),
                          granularity_text(column.granularity));
   }
@@ -137,7 +137,7 @@ std::string memory_section(const DryRun& input) {
     const int64_t bytes = input.memory[static_cast<MemoryClass>(c)];
     if (bytes == 0) continue;
     std::string remark = format_bytes(static_cast<double>(bytes));
-    if (c == static_cast<size_t>(MemoryClass::optimizer)) remark += column_names(input.config.optimizer);
+    if (c == static_cast<size_t>(MemoryClass::optimizer)) remark += column_names(input.config);
     text += text_row(memory_class_names[c], format_grouped(bytes), remark);
   }
   const int64_t total = input.memory.total();
@@ -210,10 +210,7 @@ std::string forecast_section(const DryRun& input) {
   text += text_row("step", seconds_text(forecast.step_seconds),
                    fmt::format("{} tokens/s, {} on each device", format_count(speed.tokens_per_second),
                                format_count(speed.tokens_per_gpu)));
-  if (forecast.warm_up_seconds > 0)
-    text += text_row("warm-up step", seconds_text(forecast.warm_up_seconds),
-                     fmt::format("of the first {}, which sum gradients as they are",
-                                 format_counted(input.config.comm.compression.start_step, "step")));
+  text += other_steps_text(forecast);
   if (!forecast.published.software.empty())
     text += text_row("published software", seconds_text(forecast.published.seconds),
                      fmt::format("the step of {} in this layout", forecast.published.software));
@@ -255,7 +252,7 @@ Json forecast_json(const DryRun& input) {
             {"mfu", speed.mfu},
             {"hfu", speed.hfu},
             {"bubble_seconds", forecast.bubble_seconds}};
-  if (forecast.warm_up_seconds > 0) json["warm_up_step_seconds"] = forecast.warm_up_seconds;
+  add_other_steps(json, forecast);
   if (!forecast.published.software.empty()) {
     json["published_software"] = forecast.published.software;
     json["published_step_seconds"] = forecast.published.seconds;

@@ -50,11 +50,11 @@ std::string orders_section(const DryRun& input) {
 
 // Calls body(lane, group, operation, traffic) for each operation that rank 0 calls.
 template <typename Body>
-void for_each_traffic(const DryRun& input, const Body& body) {
+void for_each_traffic(const LaneTraffic& of_lanes, const Body& body) {
   for (size_t lane = 0; lane < num_lanes; ++lane) {
     for (size_t kind = 0; kind < num_group_kinds; ++kind) {
       for (size_t operation = 0; operation < num_operations; ++operation) {
-        const Traffic& traffic = input.world.traffic[lane][kind][operation];
+        const Traffic& traffic = of_lanes[lane][kind][operation];
         if (traffic.calls > 0) body(lane, kind, operation, traffic);
       }
     }
@@ -67,7 +67,51 @@ bool is_expected(size_t lane, size_t operation) {
          static_cast<Operation>(operation) == Operation::all_to_all_v;
 }
 
+// Returns the section with the bytes that rank 0 sends in a step of one kind.
+std::string traffic_text(const DryRun& input, const std::string& step, const LaneTraffic& of_lanes) {
+  std::string text = fmt::format("\nsent by rank 0 in one {}\n", step);
+  for_each_traffic(of_lanes, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
+    text += text_row(
+        fmt::format("{} {}", group_names[kind], operation_names[operation]), format_grouped(traffic.sent_bytes),
+        fmt::format("{}{}, {}, {}, lane {}", is_expected(lane, operation) ? "expected " : "",
+                    format_bytes(static_cast<double>(traffic.sent_bytes)), format_counted(traffic.calls, "call"),
+                    link_class(input, static_cast<GroupKind>(kind)), lane_names[lane]));
+  });
+  return text;
+}
+
+Json traffic_json(const DryRun& input, const LaneTraffic& of_lanes) {
+  Json json = Json::array();
+  for_each_traffic(of_lanes, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
+    json.push_back({{"lane", lane_names[lane]},
+                    {"group", group_names[kind]},
+                    {"collective", operation_names[operation]},
+                    {"calls", traffic.calls},
+                    {"sent_bytes", traffic.sent_bytes},
+                    {"link", link_class(input, static_cast<GroupKind>(kind))}});
+    if (is_expected(lane, operation)) json.back()["expected"] = true;
+  });
+  return json;
+}
+
 }  // namespace
+
+std::string other_steps_text(const StepForecast& forecast) {
+  std::string text;
+  if (forecast.warm_up_seconds > 0)
+    text += text_row("warm-up step", seconds_text(forecast.warm_up_seconds),
+                     fmt::format("of the first {}, which sum gradients as they are",
+                                 format_counted(forecast.warm_up_steps, "step")));
+  if (forecast.averaging_seconds > 0)
+    text += text_row("averaging step", seconds_text(forecast.averaging_seconds),
+                     fmt::format("one in {}: islands average their weights", format_grouped(forecast.averaging_every)));
+  return text;
+}
+
+void add_other_steps(Json& json, const StepForecast& forecast) {
+  if (forecast.warm_up_seconds > 0) json["warm_up_step_seconds"] = forecast.warm_up_seconds;
+  if (forecast.averaging_seconds > 0) json["averaging_step_seconds"] = forecast.averaging_seconds;
+}
 
 std::string ranks_section(const DryRun& input) {
   const Mesh& mesh = input.world.mesh;
@@ -97,14 +141,9 @@ std::string ranks_section(const DryRun& input) {
     text += fmt::format(
         "  Tensor groups span nodes of {}. With parallel.tensor = {} their traffic stays on a node's links.\n",
         input.target.ranks_per_node, input.target.ranks_per_node);
-  text += "\nsent by rank 0 in one step\n";
-  for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
-    text += text_row(
-        fmt::format("{} {}", group_names[kind], operation_names[operation]), format_grouped(traffic.sent_bytes),
-        fmt::format("{}{}, {}, {}, lane {}", is_expected(lane, operation) ? "expected " : "",
-                    format_bytes(static_cast<double>(traffic.sent_bytes)), format_counted(traffic.calls, "call"),
-                    link_class(input, static_cast<GroupKind>(kind)), lane_names[lane]));
-  });
+  text += traffic_text(input, "step", input.world.traffic);
+  for (const ProgramTraffic& other : input.world.other_traffic)
+    text += traffic_text(input, fmt::format("{} step", other.name), other.traffic);
   return text;
 }
 
@@ -166,16 +205,9 @@ Json world_json(const DryRun& input) {
     json["context_method"] = context_method_names[input.config.parallel.context_method];
   json["rank_order"] = rank_order_names[mesh.order()];
   json["largest_rank"] = input.world.largest_rank;
-  json["traffic"] = Json::array();
-  for_each_traffic(input, [&](size_t lane, size_t kind, size_t operation, const Traffic& traffic) {
-    json["traffic"].push_back({{"lane", lane_names[lane]},
-                               {"group", group_names[kind]},
-                               {"collective", operation_names[operation]},
-                               {"calls", traffic.calls},
-                               {"sent_bytes", traffic.sent_bytes},
-                               {"link", link_class(input, static_cast<GroupKind>(kind))}});
-    if (is_expected(lane, operation)) json["traffic"].back()["expected"] = true;
-  });
+  json["traffic"] = traffic_json(input, input.world.traffic);
+  for (const ProgramTraffic& other : input.world.other_traffic)
+    json["traffic_of_other_steps"][std::string(other.name)] = traffic_json(input, other.traffic);
   return json;
 }
 

@@ -12,6 +12,10 @@ namespace gptrain::inline report {
 std::string ranks_section(const DryRun& input);
 std::string pipeline_section(const DryRun& input);
 
+// Returns the rows of steps that differ from most of the run's; empty if all are alike.
+std::string other_steps_text(const StepForecast& forecast);
+void add_other_steps(nlohmann::ordered_json& json, const StepForecast& forecast);
+
 nlohmann::ordered_json world_json(const DryRun& input);
 nlohmann::ordered_json pipeline_json(const DryRun& input);
 

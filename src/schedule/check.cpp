@@ -219,7 +219,7 @@ class Checker {
     const ParameterFlow& flow = schedule_.options.flow;
     const bool reads_weights = !is_async(a.kind) && a.unit >= 0 && a.kind != ActionKind::backward_weight &&
                                a.kind != ActionKind::keep_gradients && a.kind != ActionKind::sum_tied &&
-                               a.kind != ActionKind::update;
+                               a.kind != ActionKind::update && a.kind != ActionKind::average;
     if (reads_weights && flow.weights_return) {
       const bool matrix = (a.kind == ActionKind::loss || a.kind == ActionKind::evaluate) && schedule_.options.tied_head;
       for (const int32_t unit : {a.unit, matrix ? 0 : a.unit})
@@ -235,6 +235,8 @@ class Checker {
         return check_accumulation(a);
       case ActionKind::gather:
         require(flow.gathers_weights() || done(ActionKind::update, -1, a.unit), "before the update");
+        require(flow.gathers_weights() || !schedule_.options.averages || done(ActionKind::average, -1, a.unit),
+                "before the weights are averaged");
         return;
       case ActionKind::reduce:
         for (int32_t m = flow.sums_each_pass ? a.micro_batch : 0; m <= a.micro_batch; ++m)
@@ -271,6 +273,9 @@ class Checker {
         return;
       case ActionKind::update:
         require(done(ActionKind::norm, -1, -1), "before the norm");
+        return;
+      case ActionKind::average:
+        require(done(ActionKind::update, -1, a.unit), "before the update");
         return;
       default:
         return;

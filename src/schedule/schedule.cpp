@@ -37,7 +37,8 @@ std::string_view action_name(ActionKind kind) {
                                                                                "await_fetched",
                                                                                "sum_tied",
                                                                                "norm",
-                                                                               "update"};
+                                                                               "update",
+                                                                               "average"};
   return names[kind];
 }
 

@@ -52,8 +52,9 @@ enum class ActionKind : uint8_t {
   sum_tied,  // unit 0: sums its gradients over the first and the last stage, which both hold a tied table
   norm,      // global gradient norm; decides clipping and whether the step is skipped
   update,    // unit u: optimizer
+  average,   // unit u: averages its weights over islands
 };
-constexpr int num_action_kinds = static_cast<int>(ActionKind::update) + 1;
+constexpr int num_action_kinds = static_cast<int>(ActionKind::average) + 1;
 
 std::string_view action_name(ActionKind kind);
 // Whether the action repeats ops of a forward pass.
@@ -166,6 +167,7 @@ struct ScheduleOptions {
   int32_t gathers_ahead = 1;    // blocks whose weights are gathered before they are needed, at least 1
   int32_t sums_under_way = 2;   // sums of blocks' gradients that may be under way at a time, at least 1
   bool sums_alone = false;      // sums involve this rank only, so each is awaited as soon as it begins
+  bool averages = false;        // weights are averaged over islands after their update
 
   // Whether a micro-batch's gradients are written to a buffer of their own and then added to the sum that is kept.
   bool has_gradient_buckets() const { return flow.sums_each_pass || keeps_narrow; }

@@ -49,6 +49,7 @@ class Stage {
     for (int32_t unit = 0; unit < schedule_.num_layers(); ++unit) {
       if (!schedule_.options.holds(unit)) continue;
       schedule_.actions.push_back({.kind = ActionKind::update, .unit = unit});
+      if (schedule_.options.averages) schedule_.actions.push_back({.kind = ActionKind::average, .unit = unit});
       if (schedule_.options.flow.weights_return)
         schedule_.actions.push_back({.kind = ActionKind::gather, .unit = unit});
     }

@@ -7,6 +7,7 @@
 #include "model/spec/shard.h"
 #include "optim/types.h"
 #include "parallel/gradient_messages.h"
+#include "parallel/island_average.h"
 
 namespace gptrain::inline step {
 
@@ -16,13 +17,14 @@ int64_t weight_bytes(const TensorSpec& tensor, const PrecisionConfig& precision)
 
 int64_t checkpoint_bytes(const ModelSpec& spec, const StepConfig& config, int64_t data_ranks) {
   int64_t bytes = all_residual_bytes(config.comm.compression, spec, config.parallel.tensor, data_ranks);
-  const StateColumns columns = optimizer_columns(config.optimizer);
+  const StateColumns columns = state_columns(config);
   for (const TensorSpec& tensor : spec.tensors) {
     bytes += tensor.count() * weight_bytes(tensor, config.precision);
     for (const StateColumn& column : columns) {
       if (!has_values(column, tensor)) continue;
       const TensorShard shard = shard_of(tensor, {config.parallel.tensor, 0});
-      bytes += element_count(stored_shape(column, tensor, shard)) * dtype_bytes(column.dtype);
+      const int64_t copies = column.name == outer_momentum_column ? 1 : config.parallel.local_steps.islands;
+      bytes += copies * element_count(stored_shape(column, tensor, shard)) * dtype_bytes(column.dtype);
     }
   }
   return bytes;

@@ -137,11 +137,11 @@ StepPlan plan_step(const PlanCase& run, const StepChoices& choices, int64_t rank
     step.run(0, source, &observer);
     return observer.finish();
   };
-  // Earlier programs count with their memory only.
+  // Earlier programs count with their memory and traffic only.
   const size_t main = design->programs.size() - 1;
   for (size_t number = 0; number < main; ++number) {
     TrainingStep step(design, backend, groups, updates);
-    play(step, number);
+    plan.other_traffic.push_back({design->programs[number].name, lane_traffic(play(step, number))});
     memory.frame_bytes = std::max(memory.frame_bytes, step.workspace().high_water_bytes());
   }
   TrainingStep step(design, backend, groups, updates);

@@ -11,14 +11,21 @@
 
 namespace gptrain::inline step {
 
+// Bytes that a rank sends in a step of one of several programs.
+struct ProgramTraffic {
+  std::string_view name;
+  LaneTraffic traffic{};
+};
+
 // The plan of one rank's step.
 struct StepPlan {
   std::shared_ptr<const StepDesign> design;
-  StepLog log;                // step of the last of the design's programs
-  OpTable ops{};              // sums of the log by op
-  LaneTraffic traffic{};      // bytes that the rank sends in the log
-  std::string warnings;       // lines, like those of Backend::take_warnings; empty: none
-  int64_t written_bytes = 0;  // bytes of a checkpoint's tensors that this rank writes
+  StepLog log;                                // step of the last of the design's programs
+  OpTable ops{};                              // sums of the log by op
+  LaneTraffic traffic{};                      // bytes that the rank sends in the log
+  std::vector<ProgramTraffic> other_traffic;  // traffic of the design's other programs
+  std::string warnings;                       // lines, like those of Backend::take_warnings; empty: none
+  int64_t written_bytes = 0;                  // bytes of a checkpoint's tensors that this rank writes
 
   const StepMemory& memory() const { return design->memory; }
   OpTotals total() const;

@@ -13,6 +13,7 @@
 #include "optim/step_agreement.h"
 #include "optim/types.h"
 #include "parallel/accumulated_gradients.h"
+#include "parallel/island_average.h"
 #include "parallel/make_stages.h"
 #include "parallel/micro_batch_uploads.h"
 #include "step/save_buffer.h"
@@ -63,10 +64,13 @@ Sharding make_sharding(const StepConfig& config, const StepChoices& choices, con
           .gradients = config.precision.gradients};
 }
 
-ScheduleOptions schedule_options(const StepDesign& design, const Model& model, bool compresses) {
+ScheduleOptions schedule_options(const StepDesign& design, const Model& model, const StepProgram& program) {
+  const bool compresses = program.compresses;
   const UnitChoices& choices = design.choices.units;
   const bool keeps_narrow = design.sharding.gradients != DType::f32 || design.sharding.gradients_away;
-  const int32_t phases = compresses && (design.messages.is_low_rank() || !design.sharding.cuts_state()) ? 2 : 1;
+  const bool in_islands = program.over_islands && design.sharding.replica_rank(ReplicaGroup::data).size > 1;
+  const bool sums_twice = compresses && (design.messages.is_low_rank() || !design.sharding.cuts_state());
+  const int32_t phases = in_islands || sums_twice ? 2 : 1;
   ScheduleOptions options{.micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
                           .units = std::vector<UnitTraits>(model.num_layers()),
                           .stages = design.stages,
@@ -77,10 +81,11 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model, b
                           .keeps_narrow = keeps_narrow,
                           .sums_under_way = 1 + phases,
                           .sums_alone = keeps_narrow && design.sharding.replica_rank(ReplicaGroup::data).size == 1 &&
-                                        design.tensor.size == 1};
+                                        design.tensor.size == 1,
+                          .averages = program.averages};
   for (size_t unit = 0; unit < options.units.size(); ++unit) {
     options.units[unit].kind = design.spec.units[unit].kind;
-    if (compresses && design.messages.units[unit].is_coded()) options.units[unit].sum_phases = phases;
+    if (in_islands || (compresses && design.messages.units[unit].is_coded())) options.units[unit].sum_phases = phases;
     set_recomputed(options.units[unit], static_cast<int32_t>(unit), choices[unit]);
     const LayerRecords& records = model.records(static_cast<int64_t>(unit));
     options.units[unit].uses = records.uses;
@@ -205,6 +210,14 @@ int64_t largest_of_programs(const StepDesign& design, MemoryPlace place, size_t 
 }  // namespace
 
 size_t StepDesign::program_after(int64_t steps) const {
+  const LocalStepsConfig& local = config.parallel.local_steps;
+  if (local.is_on()) {
+    const bool is_warm_up = steps < local.start_step, averages = are_equal_after(steps + 1);
+    const auto found = std::find_if(programs.begin(), programs.end(), [&](const StepProgram& program) {
+      return program.over_islands == is_warm_up && program.averages == (!is_warm_up && averages);
+    });
+    return static_cast<size_t>(found - programs.begin());
+  }
   size_t number = programs.size() - 1;
   while (number > 0 && programs[number].first_step > steps) --number;
   return number;
@@ -331,11 +344,31 @@ void check_sums_on_disk(const StepDesign& design) {
 
 }  // namespace
 
+namespace {
+
+// Returns the programs of a run's steps, by StepDesign::programs, not yet made.
+std::vector<StepProgram> programs_of(const StepDesign& design) {
+  std::vector<StepProgram> programs;
+  if (const LocalStepsConfig& local = design.config.parallel.local_steps; local.is_on()) {
+    if (local.start_step > 0) programs.push_back({.name = "warm-up", .over_islands = true});
+    programs.push_back({.name = "averaging", .first_step = local.start_step, .averages = true});
+    if (local.every > 1) programs.push_back({.name = "local", .first_step = local.start_step});
+    return programs;
+  }
+  const bool compresses = design.messages.num_residuals > 0;
+  const int64_t start = design.config.comm.compression.start_step;
+  if (compresses && start > 0) programs.push_back({.name = "warm-up"});
+  programs.push_back({.name = "main", .first_step = compresses ? start : 0, .compresses = compresses});
+  return programs;
+}
+
+}  // namespace
+
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
                        const std::shared_ptr<const Program>& like) {
   const Stages stages = make_stages(config, groups.stage(), config.batch.accumulation, choices.backward_recomputes);
   StepDesign design =
-      begin_design(config, groups, stages, make_sharding(config, choices, groups), optimizer_columns(config.optimizer));
+      begin_design(config, groups, stages, make_sharding(config, choices, groups), state_columns(config));
   design.choices = std::move(choices);
   design.messages =
       make_gradient_messages(config.comm.compression, design.spec, design.shards, design.layout, design.tensor.size);
@@ -346,24 +379,19 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   {
     const Model model = planned_model(design, design.training_shape, backend);
     design.first_equal_unit = find_equal_designs(model);
-    const auto add = [&](std::string_view name, int64_t first_step, bool compresses) {
-      const ScheduleOptions options = schedule_options(design, model, compresses);
-      BufferBytes bytes = buffer_bytes(design, options.units, model, compresses);
+    for (StepProgram& program : programs_of(design)) {
+      const ScheduleOptions options = schedule_options(design, model, program);
+      BufferBytes bytes = buffer_bytes(design, options.units, model, program.compresses);
       const bool is_like = like != nullptr && like->schedule.options == options && like->bytes == bytes;
-      design.programs.push_back(
-          {name, first_step, compresses,
-           is_like ? like : make_program(training_schedule(options), std::move(bytes), host_place(target))});
-    };
-    const bool compresses = design.messages.num_residuals > 0;
-    const int64_t start = config.comm.compression.start_step;
-    if (compresses && start > 0) add("warm-up", 0, false);
-    add("main", compresses ? start : 0, compresses);
+      program.program = is_like ? like : make_program(training_schedule(options), std::move(bytes), host_place(target));
+      design.programs.push_back(std::move(program));
+    }
     design.training = design.programs.back().program;
     check_sums_on_disk(design);
   }
   {
     const Model model = planned_model(design, design.evaluation_shape, backend);
-    ScheduleOptions options = schedule_options(design, model, false);
+    ScheduleOptions options = schedule_options(design, model, StepProgram{});
     options.micro_batches = 1;
     design.evaluation = make_program(evaluation_schedule(options), buffer_bytes(design, options.units, model, false),
                                      host_place(target));
@@ -392,6 +420,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   memory[MemoryClass::data] += landing_bytes(config, target);
   const int64_t residual_bytes = design.keeps_residuals() ? design.messages.residual_bytes() : 0;
   memory[MemoryClass::residuals] = 2 * residual_bytes;
+  if (config.parallel.local_steps.has_momentum())
+    memory[MemoryClass::residuals] = IslandAverage::anchor_elements(store) * dtype_bytes(DType::f32);
   StateTables& tables = design.tables;
   tables.agreement = align_up(sizeof(StepState));
   tables.optimizer = tables.agreement + StepAgreement::table_bytes(store);
@@ -423,7 +453,7 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
   PlanBackend backend(target);
   const Model model = planned_model(design, design.evaluation_shape, backend);
   design.choices.units.resize(design.spec.units.size());
-  ScheduleOptions options = schedule_options(design, model, false);
+  ScheduleOptions options = schedule_options(design, model, StepProgram{});
   options.micro_batches = 1;
   design.evaluation =
       make_program(inference_schedule(options), buffer_bytes(design, options.units, model, false), host_place(target));

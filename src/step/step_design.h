@@ -47,7 +47,10 @@ struct StepProgram {
   std::string_view name;
   int64_t first_step = 0;   // steps of the run before its first one
   bool compresses = false;  // sums gradients in messages
-  std::shared_ptr<const Program> program;
+  // With parallel.local_steps:
+  bool over_islands = false;  // sums gradients over all islands
+  bool averages = false;      // averages the weights at its end
+  std::shared_ptr<const Program> program = nullptr;
 };
 
 struct StepDesign {
@@ -74,6 +77,10 @@ struct StepDesign {
   StatisticsLayout statistics;
   // Returns the index in `programs` of the step that comes after `steps` steps of the run.
   size_t program_after(int64_t steps) const;
+  // Whether the weights are the same on all islands after `step` steps of the run, so that they can be saved.
+  bool are_equal_after(int64_t step) const {
+    return config.parallel.local_steps.are_equal_after(step, config.run.steps);
+  }
   // Whether the rank keeps the errors of compressed gradients.
   bool keeps_residuals() const { return config.comm.compression.error && messages.num_residuals > 0; }
   int64_t snapshot_bytes = 0;  // host's copy of the rank's state (TrainingStep::copy_state); 0: there is none

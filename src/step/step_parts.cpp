@@ -106,6 +106,9 @@ void StepParts::make_executors() {
                             .rank = config.comm.compression.rank,
                             .seed = design->config.run.seed});
   }
+  if (config.parallel.local_steps.is_on())
+    average = std::make_unique<IslandAverage>(config.parallel.local_steps, *parameters, groups, backend,
+                                              reinterpret_cast<float*>(arena(MemoryClass::residuals)));
   ExecutorResources place{.arenas = arena_starts(),
                           .state = state,
                           .statistics = statistics,
@@ -116,13 +119,16 @@ void StepParts::make_executors() {
                           .weight_reads = weight_reads.get(),
                           .away_gradients = away_gradients.get(),
                           .accumulated = accumulated.get(),
+                          .average = average.get(),
                           .uploads = uploads.get(),
                           .offloads = offloads ? &*offloads : nullptr};
   for (const StepProgram& of_steps : design->programs) {
     place.compression = of_steps.compresses ? compression.get() : nullptr;
+    place.sums_over_islands = of_steps.over_islands;
     executors.push_back(std::make_unique<Executor>(*model, *of_steps.program, *parameters, place, update.get()));
   }
   place.compression = nullptr;
+  place.sums_over_islands = false;
   place.statistics = {};
   evaluation_executor = std::make_unique<Executor>(*evaluation_model, *design->evaluation, *parameters, place, nullptr);
 }

@@ -23,6 +23,7 @@
 #include "parallel/compressed_reducer.h"
 #include "parallel/executor.h"
 #include "parallel/groups.h"
+#include "parallel/island_average.h"
 #include "parallel/memory.h"
 #include "parallel/micro_batch_uploads.h"
 #include "parallel/offload_lanes.h"
@@ -86,6 +87,8 @@ struct StepParts {
   std::unique_ptr<AccumulatedGradients> accumulated;  // null with precision.gradients = fp32
   std::unique_ptr<StepUpdate> update;                 // agreement and optimizer
   std::unique_ptr<GradientCompression> compression;   // null if gradients are summed as they are
+  std::unique_ptr<IslandAverage> average;             // null without parallel.local_steps
+  bool anchors_are_old = false;                       // steps since the last averaging summed over all islands
   std::vector<std::unique_ptr<Executor>> executors;   // by StepDesign::programs
   std::unique_ptr<Executor> evaluation_executor;
   size_t program;

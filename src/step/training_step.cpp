@@ -106,6 +106,13 @@ std::vector<StateSlice> TrainingStep::written_residuals() const {
 
 std::vector<StateSlice> TrainingStep::written_state() const {
   std::vector<StateSlice> pieces = state(true);
+  if (groups_.island() > 0) {
+    // The first island writes the values that all islands have.
+    for (StateSlice& piece : pieces) {
+      piece.weight = nullptr;
+      if (design_->config.parallel.local_steps.has_momentum()) piece.columns.back() = nullptr;
+    }
+  }
   for (StateSlice& piece : written_residuals()) pieces.push_back(std::move(piece));
   return pieces;
 }
@@ -225,6 +232,7 @@ void TrainingStep::weights_changed() {
                       .to = Matrix(range.weights, design_->config.precision.compute, 1, range.elements)});
   }
   if (parts_->away != nullptr) parts_->away->release();
+  if (parts_->average != nullptr) parts_->average->restart();
   if (!design_->sharding.flow().weights_return) return;
   for (int64_t unit = 0; unit < parts_->parameters->num_parameter_units(); ++unit)
     parts_->gathers[unit] = begin_gather(*parts_->parameters, unit, nullptr, groups_, backend_);
@@ -247,6 +255,12 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
   parts_->host_state.learning_rate = static_cast<float>(learning_rate);
   parts_->host_state.counted_targets = counted_targets.value_or(config.batch.global * config.model.sequence_length);
   parts_->host_state.inverse_tokens = static_cast<float>(1.0 / static_cast<double>(parts_->host_state.counted_targets));
+  const StepProgram& program = design_->programs[parts_->program];
+  const bool in_island = config.parallel.local_steps.is_on() && !program.over_islands;
+  // An island's loss is the mean over its equal share of the batch.
+  if (in_island) parts_->host_state.inverse_tokens *= static_cast<float>(groups_.num_islands());
+  if (in_island && std::exchange(parts_->anchors_are_old, false)) parts_->average->restart();
+  parts_->anchors_are_old = parts_->anchors_are_old || program.over_islands;
   parts_->host_state.loss_sum = 0;
   parts_->host_state.squared_norm = 0;
   parts_->host_state.gradient_scale = 0;
@@ -274,7 +288,7 @@ StepResult TrainingStep::end() {
   StepReadback::Values values = parts_->readback.read();
   parts_->host_state = values.state;
   return {.loss = parts_->host_state.loss_sum / static_cast<double>(parts_->host_state.counted_targets),
-          .grad_norm = std::sqrt(parts_->host_state.squared_norm),
+          .grad_norm = std::sqrt(parts_->host_state.squared_norm / static_cast<double>(groups_.num_islands())),
           .skipped = parts_->host_state.skip != 0,
           .stop = values.stops > 0,
           .is_void = values.stops >= StepAgreement::void_count,

@@ -216,6 +216,7 @@ void Checkpointing::step_is_over(const RunProgress& progress, bool doubtful, boo
   if (writing_ && work_->is_over() && !work_->has_failed()) finish_writing();
   // After a skipped step or a high loss the weights may be damaged; a checkpoint of them must not replace a good one.
   if (work_ == nullptr || last || doubtful || !save_due_ || saved_step_ == progress.step) return;
+  if (!step_.design().are_equal_after(progress.step)) return;
   context_.world.activity().set_phase("checkpoint");
   const auto began = Clock::now();
   if (writing_) {
@@ -233,7 +234,7 @@ void Checkpointing::save_if_due(const RunProgress& progress) {
   if (copied_) {
     writing_ = std::move(copied_);
     work_->start([this] { write(*writing_, group_.get()); });
-  } else if (work_ == nullptr && save_due_ && !doubtful_) {
+  } else if (work_ == nullptr && save_due_ && !doubtful_ && step_.design().are_equal_after(progress.step)) {
     try {
       save_now(progress);
     } catch (const PeerGone&) {

@@ -47,6 +47,8 @@ class TrainingLoop {
   bool needs_result(int64_t step) const;
   bool is_last() const { return progress_.step == start_.last_step; }
   int64_t begun_steps() const { return progress_.step + step_.begun(); }
+  // Whether the state after the steps that have begun can be saved.
+  bool can_end() const { return step_.design().are_equal_after(begun_steps()); }
   ExitCode stopped() const;
 
   const RunContext& context_;
@@ -116,7 +118,7 @@ ExitCode TrainingLoop::run() {
   } catch (const Error& error) {
     // A call that has done no step has nothing to save.
     const bool is_void = error.code() == ExitCode::data || step_.expert_overflow().any();
-    if (is_void && progress_.step > first_step_) save_and_end(error);
+    if (is_void && progress_.step > first_step_ && step_.design().are_equal_after(progress_.step)) save_and_end(error);
     checkpoints_.end_last_save();
     throw;
   } catch (...) {
@@ -158,7 +160,7 @@ void TrainingLoop::run_steps() {
   do {
     Prefetcher batches = read_ahead(context_.config, data_.train, progress_.samples, context_.data_rank(),
                                     prefetch_ring(context_.config, context_.backend.target()), parts_.rings->data());
-    while (begun_steps() < start_.last_step && !is_stopping() && !losses_.has_spiked()) {
+    while (begun_steps() < start_.last_step && !(is_stopping() && can_end()) && !losses_.has_spiked()) {
       begin_step(batches);
       const int64_t ahead = needs_result(begun_steps()) ? 0 : step_.most_ahead();
       while (step_.begun() > ahead) end_step(batches);

@@ -31,6 +31,7 @@ void compare_replicas(const RunContext& context, const TrainingStep& step, int64
     const GroupKind kind = kind_of(replicas);
     if (groups.group(kind) != nullptr) compare(kind, "weights", step.weights_checksum(replicas));
   }
+  if (groups.num_islands() > 1) compare(GroupKind::islands, "weights", step.weights_checksum(ReplicaGroup::data));
   if (groups.group(GroupKind::tensor) != nullptr) compare(GroupKind::tensor, "norms", step.norms_checksum());
   agree_on(context.all(), world, [&] {
     if (!fault.empty()) throw Error(ExitCode::device, "{}", fault);

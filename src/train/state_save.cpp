@@ -14,6 +14,7 @@
 #include "comm/texts.h"
 #include "config/load.h"
 #include "ops/side_queue.h"
+#include "parallel/island_average.h"
 
 namespace gptrain::inline train {
 namespace {
@@ -111,7 +112,8 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSl
     const StateColumns& columns = step.parameters().columns();
     for (size_t i = 0; i < columns.size() && part == StatePart::all; ++i) {
       if (piece.columns[i] == nullptr) continue;
-      add(columns[i].name, piece.columns[i], columns[i].dtype);
+      const int64_t island = columns[i].name == outer_momentum_column ? 0 : step.groups().island();
+      add(island_kind(columns[i].name, island), piece.columns[i], columns[i].dtype);
       const TensorShard& shard = step.design().shards[piece.tensor];
       Slice& slice = slices.back();
       slice.global_shape = stored_shape(columns[i], spec, shard);
@@ -136,8 +138,9 @@ StateSave make_state_save(const RunConfig& config, const TrainingStep& step, con
   int64_t num_tensors = std::ssize(tensors);
   for (const StateColumn& column : step.parameters().columns()) {
     if (part != StatePart::all) break;
-    num_tensors += std::count_if(tensors.begin(), tensors.end(),
-                                 [&column](const TensorSpec& tensor) { return has_values(column, tensor); });
+    const int64_t of_column = std::count_if(tensors.begin(), tensors.end(),
+                                            [&column](const TensorSpec& tensor) { return has_values(column, tensor); });
+    num_tensors += of_column * (column.name == outer_momentum_column ? 1 : config.parallel.local_steps.islands);
   }
   const CompressionConfig& compression = config.comm.compression;
   if (part == StatePart::all && compression.error && step.groups().num_data_ranks() > 1) {

@@ -112,6 +112,41 @@ class CompressedGradients(CliCase):
         self.assertIn("factor.01/", self.succeed("checkpoint", "inspect", "out"))
 
 
+class LocalSteps(CliCase):
+    """Islands that average their weights: their own optimizer state in checkpoints, and saves between averagings."""
+
+    def setUp(self):
+        super().setUp()
+        local = {"islands": 2, "every": 2, "start_step": 1, "outer": "nesterov"}
+        self.config = self.write_run(parallel={"local_steps": local}, batch={"micro": 1}, checkpoint={"every_steps": 2})
+
+    def test_resumed(self):
+        self.train(self.config, "--ranks", "2", *overrides("run.out=whole"))
+        self.train(self.config, "--ranks", "2", "--steps", "4")
+        self.train(self.config, "--ranks", "2", "--resume", "latest")
+        for rank in range(2):
+            name = f"rank-{rank:05}.safetensors"
+            self.assertEqual((self.checkpoint(6) / name).read_bytes(), (self.checkpoint(6, "whole") / name).read_bytes())
+        self.assertIn(b"exp_avg.001/", (self.checkpoint(6) / "rank-00001.safetensors").read_bytes())
+        self.assertNotIn(b"weight/", (self.checkpoint(6) / "rank-00001.safetensors").read_bytes())
+        self.assertIn(b"outer_momentum/", (self.checkpoint(6) / "rank-00000.safetensors").read_bytes())
+        self.succeed("checkpoint", "verify", "out")
+        # Islands of two ranks go on from islands of one.
+        self.train(self.config, "--ranks", "4", "--resume", "latest", *overrides("run.steps=8", "parallel.zero=1"))
+        self.assertIn("exp_avg.001/", self.succeed("checkpoint", "inspect", "out"))
+
+    def test_refused(self):
+        self.refuse(USAGE, ["--steps 3: this call would end after step 3, where the islands of parallel.local_steps have "
+                            "different weights (--steps 4 ends at an averaging)"],
+                    "train", self.config, "--ranks", "2", "--steps", "3")
+
+    def test_planned(self):
+        text = self.succeed("train", self.config, "--ranks", "2", "--dry-run")
+        for line in ("sent by rank 0 in one warm-up step", "sent by rank 0 in one averaging step",
+                     "islands all_reduce"):
+            self.assertIn(line, text)
+
+
 class Keys(CliCase):
     """Changed keys are printed and kept, and nothing jumps unasked."""
 

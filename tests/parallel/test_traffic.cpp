@@ -1,5 +1,7 @@
 // Bytes that each group of ranks sends in a step: closed formulas, the plan, and the real calls to communicators.
+#include <array>
 #include <fmt/format.h>
+#include <limits>
 #include <memory>
 #include <span>
 #include <string>
@@ -316,7 +318,9 @@ struct StepTraffic {
   std::vector<LaneTraffic> planned, counted;
 };
 
-StepTraffic traffic_of(const RunConfig& config, int64_t world_size) {
+constexpr size_t no_program = std::numeric_limits<size_t>::max();
+
+StepTraffic traffic_of(const RunConfig& config, int64_t world_size, size_t other_program = no_program) {
   StepTraffic traffic;
   traffic.planned.resize(static_cast<size_t>(world_size));
   traffic.counted.resize(static_cast<size_t>(world_size));
@@ -330,11 +334,13 @@ StepTraffic traffic_of(const RunConfig& config, int64_t world_size) {
   on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
     const auto index = static_cast<size_t>(rank.groups.rank());
     RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
+    if (other_program != no_program) rank.step.use_program(other_program);
     rank.step.run(1e-3, batches);
     rank.step.state();  // waits for gathers in progress
     of_first_step[index] = traffic.counted[index];
     rank.step.run(1e-3, batches);
-    traffic.planned[index] = rank.plan.traffic;
+    traffic.planned[index] =
+        other_program == no_program ? rank.plan.traffic : rank.plan.other_traffic[other_program].traffic;
   });
   for (size_t rank = 0; rank < traffic.counted.size(); ++rank) {
     for_each_entry([&](size_t lane, size_t group, size_t i) {
@@ -422,6 +428,39 @@ TEST_CASE("ranks send the bytes of their messages of compressed gradients") {
       check_equal(traffic.counted[index], traffic.planned[index]);
       CHECK(of(traffic.planned[index]).sent_bytes == sent);
       if (config.parallel.zero == 1) CHECK(sent < plain / 2);
+    }
+  }
+}
+
+// An averaging sends the bytes of a local step, and the sums of all weights between islands. A local step sends no
+// parameters or gradients between islands.
+TEST_CASE("islands send their weights in averagings only, and gradients in warm-up steps only") {
+  struct Case {
+    int64_t zero, ranks;
+  };
+  for (const Case& layout : {Case{0, 2}, Case{1, 4}, Case{3, 4}}) {
+    INFO("ZeRO " << layout.zero);
+    const RunConfig config =
+        small_config(Family::gpt2,
+                     {"batch.global=8", "batch.micro=1", fmt::format("parallel.zero={}", layout.zero), "run.steps=100",
+                      R"(parallel.local_steps={"islands": 2, "every": 10, "start_step": 5, "outer": "nesterov"})"},
+                     layout.ranks);
+    const ModelSpec spec = make_spec(config.model);
+    const ParameterLayout parameters = make_layout(spec, shard_tensors(spec, {1, 0}), {layout.ranks / 2, 1});
+    int64_t updated = 0;
+    for (const UnitRange& unit : parameters.units) updated += unit.piece_elements();
+    const auto between = [](const LaneTraffic& all) {
+      return all[static_cast<size_t>(LaneKind::gradients)][static_cast<size_t>(GroupKind::islands)]
+                [static_cast<size_t>(Operation::all_reduce)];
+    };
+    const int64_t sums_of_pass = layout.zero > 1 ? config.batch.accumulation : 1;
+    const std::array<int64_t, 3> expected = {4 * updated * sums_of_pass, 4 * updated, 0};
+    for (const size_t program : {size_t{0}, size_t{1}, no_program}) {
+      const StepTraffic traffic = traffic_of(config, layout.ranks, program);
+      for (size_t rank = 0; rank < traffic.counted.size(); ++rank) {
+        check_equal(traffic.counted[rank], traffic.planned[rank]);
+        CHECK(between(traffic.planned[rank]).sent_bytes == expected[std::min<size_t>(program, 2)]);
+      }
     }
   }
 }

@@ -129,6 +129,7 @@ const std::map<std::string, Sample> samples = {
     {"memory.activation_bits", {"3", {}}},
     {"memory.saved_inputs", {"8", {}}},
     {"comm.compression", {R"({"kind":"int8","error":false,"start_step":3,"min_elements":4096})", {}}},
+    {"parallel.local_steps", {R"({"islands":1,"every":4,"start_step":2,"outer":"average"})", {}}},
     {"memory.linear_projection", {R"({"kind":"rows","share":0.5,"sites":["ffn_out"]})", {}}},
     {"memory.loss_chunk_tokens", {"128", {}}},
     {"memory.offload_optimizer", {R"("disk")", {"memory.disk_path=/scratch"}}},

@@ -354,6 +354,27 @@ TEST_CASE("a key that would have no effect is refused") {
         "comm.compression = {...}: of kind \"powersgd\" needs error = true: without the errors, most of each gradient "
         "would be lost (try {})");
   CHECK(fault({int8, "run.device=cuda"}).find("were not tested on the CUDA backend yet") != std::string::npos);
+  const std::string local = R"(parallel.local_steps={"islands":2,"every":30})";
+  CHECK(refusal(base, {local, "comm.compression={\"kind\":\"int8\"}"}, 2) ==
+        "comm.compression = {...}: cannot be combined with parallel.local_steps: choose one of the two (try {})");
+  CHECK(refusal(base, {local, "checkpoint.every_steps=100"}, 2) ==
+        "checkpoint.every_steps = 100: must be a multiple of parallel.local_steps' every = 30, as weights are equal "
+        "then only (try 90)");
+  CHECK(refusal(base, {local, "optimizer.type=muon"}, 2) ==
+        "optimizer.type = \"muon\": must be adamw, lion or sgd with parallel.local_steps, whose islands update alone "
+        "(try \"adamw\")");
+  CHECK(refusal(base, {local}, 3) ==
+        "parallel.local_steps = {...}: needs islands that divide the 3 data ranks (try {})");
+  CHECK(
+      fault({R"(parallel.local_steps={"islands":1,"every":2,"outer":"nesterov"})"}) ==
+      "parallel.local_steps = {...}: with outer = \"nesterov\" needs islands of at least 2: one island has nothing to "
+      "average (try {})");
+  CHECK(refusal(base, {R"(parallel.local_steps={"islands":2,"every":2,"outer_lr":0.5})"}, 2) ==
+        "parallel.local_steps = {...}: has outer_lr or outer_momentum, which only outer = \"nesterov\" reads (try {})");
+  CHECK(refusal(base, {local, "optimizer.ema=0.9"}, 2) ==
+        "optimizer.ema = 0.9: must be 0 with parallel.local_steps, as islands have other weights between averagings "
+        "(try 0)");
+  CHECK(refusal(base, {local}, 2).empty());
   CHECK(fault({"parallel.pipeline=2", "parallel.pipeline_schedule=pipedream-2bw"}).find("weights of earlier steps") !=
         std::string::npos);
   CHECK(
