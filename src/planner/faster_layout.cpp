@@ -42,7 +42,8 @@ class QuickSearch {
       const bool is_simple =
           std::has_single_bit(static_cast<uint64_t>(group.tensor)) && group.tensor <= machine_.cluster.gpus_per_node;
       const bool shares_alike =
-          group.context == config_.parallel.context && group.context_method == config_.parallel.context_method;
+          group.context == config_.parallel.context && group.context_method == config_.parallel.context_method &&
+          group.expert == config_.parallel.expert && group.expert_tensor == config_.parallel.expert_tensor;
       if (is_simple && shares_alike && group.pipeline <= most_stages) try_group(group);
     }
     keep_fastest();
@@ -57,6 +58,8 @@ class QuickSearch {
     RunLayout layout{.tensor = group.tensor,
                      .context = group.context,
                      .context_method = group.context_method,
+                     .expert = group.expert,
+                     .expert_tensor = group.expert_tensor,
                      .sequence = group.tensor > 1,
                      .pipeline = group.pipeline};
     layout.data = group.data;

@@ -9,8 +9,8 @@ from pathlib import Path
 from cli_case import EXECUTABLE, USAGE, CliCase, overrides, tiny_config
 
 SECONDS = "0.2"
-LINEAR_OPS = ["linear_forward", "linear_backward_input", "linear_backward_weight", "grouped_linear_forward",
-              "grouped_linear_backward_input", "grouped_linear_backward_weight"]
+LINEAR_OPS = ["linear_forward", "linear_backward_input", "linear_backward_weight"]
+GROUPED_OPS = [f"grouped_{name}" for name in LINEAR_OPS]
 OTHER_OPS = ["norm_forward layernorm", "norm_backward rmsnorm", "embedding_forward", "embedding_backward",
              "cross_entropy", "adamw", "squared_norm", "activation_forward gelu_tanh", "activation_backward swiglu",
              "query_key_forward rotary", "query_key_backward norm"]
@@ -55,9 +55,9 @@ class Machine(CliCase):
         self.assertEqual([int(ranks) for ranks in shares], [2**i for i in range(len(shares))])
         self.assertEqual(shares["1"]["threads"][0], profile["cores"][0])
         for dtype in ("f32", "bf16"):
-            for name in LINEAR_OPS + OTHER_OPS + ["attention_forward", "attention_backward"]:
+            for name in LINEAR_OPS + GROUPED_OPS + OTHER_OPS + ["attention_forward", "attention_backward"]:
                 rows, _ = shares["1"]["ops"][f"{dtype} {name}"]
-                self.assertEqual(len(rows[0]), 4 if name in LINEAR_OPS else 3 if "attention" in name else 2, name)
+                self.assertEqual(len(rows[0]), 4 if "linear" in name else 3 if "attention" in name else 2, name)
                 self.assertTrue(all(number > 0 for row in rows for number in row), name)
             for name in LINEAR_OPS + ["linear_backward_weight bias", "attention_forward", "attention_backward"]:
                 rows, _ = shares["1"]["in_steps"][f"{dtype} {name}"]
