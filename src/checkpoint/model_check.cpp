@@ -53,8 +53,8 @@ struct WantedTensors {
         shards(shard_tensors(spec, {config.parallel.tensor, 0})),
         numbers(spec.numbers()) {
     if (!config.comm.compression.error) return;
-    for (int64_t rank = 0; rank < world_size / ranks_of_model(config.parallel); ++rank)
-      residual_kinds.insert(residual_kind(rank));
+    const int64_t ranks = world_size / ranks_of_model(config.parallel) * config.parallel.context;
+    for (int64_t rank = 0; rank < ranks; ++rank) residual_kinds.insert(residual_kind(rank));
   }
 
   const ModelSpec spec;

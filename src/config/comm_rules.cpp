@@ -14,8 +14,6 @@ class CommRules : Rules {
     const PrecisionConfig& precision = config_.precision;
     if (sound({"run.steps"}) && config_.comm.compression.start_step >= config_.run.steps)
       refuse(fmt::format("compresses nothing, as its start_step is not less than run.steps = {}", config_.run.steps));
-    if (sound({"parallel.context"}) && config_.parallel.context > 1)
-      refuse("cannot be combined with parallel.context: errors of gradients are kept for data ranks only");
     if (sound({"precision.compute"}) && precision.scales_loss())
       refuse(
           "cannot be combined with precision.compute = \"fp16\": kept errors would be multiplied by an old loss scale");

@@ -27,10 +27,6 @@ class ContextRules : Rules {
             fmt::format("cannot be combined with {}: a rank has only some {} sinks' gradients", setting,
                         is_ring() ? "tokens'" : "heads'"),
             "false");
-    if (sound({"memory.saved_inputs"}) && config_.memory.saved_inputs == 8 && !is_ring())
-      fault("memory.saved_inputs",
-            fmt::format("cannot be combined with {}, where attention's output is kept by heads as well", setting),
-            "16");
     if (sound({"memory.linear_projection"}) && config_.memory.linear_projection.is_on())
       fault("memory.linear_projection",
             fmt::format("projects whole sequences, but with {} a rank has only a part of each", setting), "{}");

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "model/attention_core.h"
+#include "model/saved_matrix.h"
 
 namespace gptrain::inline model {
 namespace {
@@ -55,10 +56,15 @@ class AttentionByHeads final : public AttentionCore {
   // Sums the gradients that the ranks have for the same heads of keys or values, in f32 and in rank order, into `rows`.
   // `first`: first column in the blocks.
   void sum_parts(const LayerCall& call, const Matrix& blocks, int64_t first, const Matrix& rows) const;
+  // Exchanges columns of this rank's rows for the heads of whole sequences.
+  void exchange_heads(const LayerCall& call, const Matrix& rows, const Matrix& heads) const;
+  // RETURNS attention's output for the heads: the saved one, or one made of `o` again.
+  Matrix output_of_heads(const LayerCall& call, const Matrix& o, WorkspaceFrame& frame) const;
   // Sends each rank its blocks and receives this rank's.
   void exchange(const Matrix& sent, const Matrix& received) const;
 
-  LayerLayout::Field qkv_, o_;  // whole sequences of this rank's heads
+  // Whole sequences of this rank's heads. Output that is kept as codes is kept for this rank's rows alone.
+  LayerLayout::Field qkv_, o_ = LayerLayout::none;
 };
 
 AttentionByHeads::AttentionByHeads(const LayerContext& context, LayerLayout& layout, const Design& design)
@@ -67,7 +73,8 @@ AttentionByHeads::AttentionByHeads(const LayerContext& context, LayerLayout& lay
                         context.context.axis.rank * context_rank_heads(context).queries) {
   const int64_t rows = context.shape.batch * context.shape.sequence_length;
   qkv_ = layout.save({"attention.qkv_of_heads", context.compute(), rows, q_width() + 2 * kv_width()});
-  o_ = layout.save({"attention.o_of_heads", context.compute(), rows, q_width()});
+  if (input_codec(context) == Codec::plain)
+    o_ = layout.save({"attention.o_of_heads", context.compute(), rows, q_width()});
 }
 
 template <typename Body>
@@ -121,7 +128,9 @@ void AttentionByHeads::exchange(const Matrix& sent, const Matrix& received) cons
 }
 
 void AttentionByHeads::forward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o) {
-  const Matrix qkv = layout_.at(call, qkv_), o_of_heads = layout_.at(call, o_);
+  const Matrix qkv = layout_.at(call, qkv_);
+  WorkspaceFrame whole(*call.workspace);
+  const Matrix o_of_heads = o_ != LayerLayout::none ? layout_.at(call, o_) : take_blocks(whole, q_width());
   {
     WorkspaceFrame frame(*call.workspace);
     const Matrix sent = take_blocks(frame, qkv.cols);
@@ -141,7 +150,21 @@ void AttentionByHeads::forward(const LayerCall& call, const QueryKeyValue& in, c
   unpack(received, o);
 }
 
-void AttentionByHeads::backward(const LayerCall& call, const QueryKeyValue&, const Matrix&, const Matrix& d_o,
+void AttentionByHeads::exchange_heads(const LayerCall& call, const Matrix& rows, const Matrix& heads) const {
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix sent = take_blocks(frame, q_width());
+  pack(rows, sent);
+  exchange(sent, heads);
+}
+
+Matrix AttentionByHeads::output_of_heads(const LayerCall& call, const Matrix& o, WorkspaceFrame& frame) const {
+  if (o_ != LayerLayout::none) return layout_.at(call, o_);
+  const Matrix made = take_blocks(frame, q_width());
+  exchange_heads(call, o, made);
+  return made;
+}
+
+void AttentionByHeads::backward(const LayerCall& call, const QueryKeyValue&, const Matrix& o, const Matrix& d_o,
                                 const QueryKeyValue& d_in) {
   const Matrix qkv = layout_.at(call, qkv_);
   WorkspaceFrame frame(*call.workspace);
@@ -149,13 +172,8 @@ void AttentionByHeads::backward(const LayerCall& call, const QueryKeyValue&, con
   {
     WorkspaceFrame inner(*call.workspace);
     const Matrix d_o_of_heads = take_blocks(inner, q_width());
-    {
-      WorkspaceFrame packing(*call.workspace);
-      const Matrix sent = take_blocks(packing, q_width());
-      pack(d_o, sent);
-      exchange(sent, d_o_of_heads);
-    }
-    run_backward(call, split(qkv), layout_.at(call, o_), d_o_of_heads, split(d_qkv));
+    exchange_heads(call, d_o, d_o_of_heads);
+    run_backward(call, split(qkv), output_of_heads(call, o, inner), d_o_of_heads, split(d_qkv));
   }
   const Matrix received = take_blocks(frame, qkv.cols);
   exchange(d_qkv, received);

@@ -157,8 +157,9 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
       .spec = plan.spec,
       .memory = plan.largest.arenas,
       .ops = plan.ops,
-      .checkpoint = forecast_checkpoint(checkpoint_bytes(plan.spec, config, mesh.size(MeshAxis::data)),
-                                        plan.written_bytes, mesh, target.ranks_per_node, storage),
+      .checkpoint = forecast_checkpoint(
+          checkpoint_bytes(plan.spec, config, mesh.size(MeshAxis::data) * mesh.size(MeshAxis::context)),
+          plan.written_bytes, mesh, target.ranks_per_node, storage),
       .rate = std::nullopt,
       .sources = {},
       .world = {.mesh = mesh,

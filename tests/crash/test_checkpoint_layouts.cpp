@@ -36,7 +36,8 @@ struct Layout {
   int expert = 0;  // ranks that share experts; 0: the model has none
   int expert_tensor = 1;
 
-  int world_size() const { return tensor * context * data * stages; }
+  int copies() const { return context * data; }
+  int world_size() const { return tensor * copies() * stages; }
   std::string name() const {
     return fmt::format("tensor {} x context {} x data {} x {} stages {}, ZeRO {}{}, expert {}", tensor, context, data,
                        stages, schedule, zero, sequence ? ", sequence" : "", expert);
@@ -283,8 +284,11 @@ RunConfig compressed_config(const Layout& layout, const fs::path& out) {
 }  // namespace
 
 TEST_CASE("errors of compressed gradients are each rank's own again, or an equal share of all ranks'") {
-  const std::vector<Layout> all = {
-      {1, 2, 0}, {2, 2, 1}, {1, 4, 3}, {.tensor = 1, .data = 2, .zero = 0, .schedule = "gpipe", .stages = 3}};
+  const std::vector<Layout> all = {{1, 2, 0},
+                                   {2, 2, 1},
+                                   {1, 4, 3},
+                                   {.tensor = 1, .data = 1, .zero = 1, .context = 2},
+                                   {.tensor = 1, .data = 2, .zero = 0, .schedule = "gpipe", .stages = 3}};
   const Folder folder;
   for (const Layout& saved : all) {
     const fs::path out = folder.path / fmt::format("{}-{}-{}", saved.tensor, saved.data, saved.stages);
@@ -307,8 +311,8 @@ TEST_CASE("errors of compressed gradients are each rank's own again, or an equal
         for_each_error(step, [&](float error, int64_t tensor, int64_t index) {
           const TensorSpec& spec = step.spec().tensors[static_cast<size_t>(tensor)];
           const bool is_saved = codes_gradients(config.comm.compression, spec, saved.tensor);
-          const float share = errors_of(tensor, index, saved.data) / static_cast<float>(layout.data);
-          const float own = saved.data == layout.data ? error_of(tensor, index, groups.data_rank()) : share;
+          const float share = errors_of(tensor, index, saved.copies()) / static_cast<float>(layout.copies());
+          const float own = saved.copies() == layout.copies() ? error_of(tensor, index, groups.data_rank()) : share;
           ++errors;
           different += std::abs(error - (is_saved ? own : 0)) > 1e-4F ? 1 : 0;
         });

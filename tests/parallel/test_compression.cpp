@@ -53,6 +53,7 @@ TEST_CASE("steps with compressed gradients use the planned memory, and their los
       {.overrides = {"parallel.zero=1", "precision.compute=bf16", "precision.residual=fp32"}, .ranks = 2},
       {.overrides = {"parallel.zero=3", "parallel.tensor=2", "parallel.sequence=true"}, .ranks = 4},
       {.overrides = {"parallel.zero=0", "parallel.pipeline=3"}, .ranks = 6},
+      {.overrides = {"parallel.context=2", "parallel.zero=1", "model.sequence_length=20"}, .ranks = 4},
       {.overrides = {"parallel.zero=2", "optimizer.type=adamw-8bit", "checkpoint.every_steps=2"}, .ranks = 2},
   };
   for (const Case& layout : cases) {

@@ -49,22 +49,28 @@ class CountingExchanges final : public ForwardingCommunicator {
 
 // A pass over a block exchanges queries, keys and values, and attention's output: forward (and again where a block is
 // recomputed) and backward alike, sequence by sequence. A rank sends (c - 1) / c of its T / c rows, in C. Where there
-// are fewer heads of keys than ranks, each goes to c / G ranks.
+// are fewer heads of keys than ranks, each goes to c / G ranks. Backward exchanges attention's output, too, if it is
+// kept as codes.
 TEST_CASE("context groups send the bytes of the closed formula, in the plan and in a run") {
-  for (const auto& [context, recompute, dtype] : {std::tuple<int64_t, std::string, std::string>{2, "none", "fp32"},
-                                                  {2, "block", "bf16"},
-                                                  {4, "selective", "fp32"}}) {
-    INFO("context " << context << " recompute " << recompute);
-    const RunConfig config =
-        config_of(context, {"memory.recompute=" + recompute, "precision.compute=" + dtype, "parallel.zero=1"}, context);
+  for (const auto& [context, recompute, dtype, kept_bits] :
+       {std::tuple<int64_t, std::string, std::string, int64_t>{2, "none", "fp32", 16},
+        {2, "block", "bf16", 16},
+        {4, "none", "fp32", 8},
+        {4, "selective", "fp32", 16}}) {
+    INFO("context " << context << " recompute " << recompute << " kept bits " << kept_bits);
+    const RunConfig config = config_of(context,
+                                       {"memory.recompute=" + recompute, "precision.compute=" + dtype,
+                                        "parallel.zero=1", fmt::format("memory.saved_inputs={}", kept_bits)},
+                                       context);
     const ModelConfig& model = config.model;
     const int64_t passes = (recompute == "none" ? 2 : 3) * model.num_layers * config.batch.accumulation;
     const int64_t kv_heads = std::max(model.num_kv_heads, context);
     const int64_t cols = model.head_size * (2 * model.num_heads + 2 * kv_heads);
+    const int64_t outputs = kept_bits == 8 ? model.num_layers * config.batch.accumulation : 0;  // exchanged again
     const int64_t rows = config.batch.micro * model.sequence_length / context;
-    const Traffic expected{
-        .calls = passes * 2 * config.batch.micro,
-        .sent_bytes = passes * rows * cols * dtype_bytes(config.precision.compute) * (context - 1) / context};
+    const Traffic expected{.calls = (passes * 2 + outputs) * config.batch.micro,
+                           .sent_bytes = (passes * cols + outputs * model.head_size * model.num_heads) * rows *
+                                         dtype_bytes(config.precision.compute) * (context - 1) / context};
     std::vector<Traffic> counted(static_cast<size_t>(context)), planned(static_cast<size_t>(context));
     Wrapping wrapping;
     wrapping.group = [&](int64_t rank, LaneKind lane, GroupKind, std::unique_ptr<Communicator> group) {
@@ -91,6 +97,7 @@ TEST_CASE("context groups send the bytes of the closed formula, in the plan and 
 
 TEST_CASE("the bytes that ranks with parts of sequences touch are their plan's") {
   for (const auto& [world_size, more] : {std::pair<int64_t, Overrides>{2, {"parallel.zero=1"}},
+                                         {2, {"memory.saved_inputs=8"}},
                                          {4, {"parallel.tensor=2", "parallel.sequence=true", "model.num_kv_heads=1"}},
                                          {4, {"parallel.pipeline=2", "memory.recompute=selective"}}}) {
     INFO(more.front());

@@ -63,4 +63,17 @@ TEST_CASE("tensor ranks code their columns with scales of their own, which chang
   }
 }
 
+TEST_CASE("ranks that share sequences code the rows that they have, which changes gradients as little as codes do") {
+  const Outcome one = train({1, 1, {}}, with_codes("precision.compute=fp32"), 1);
+  for (const char* method : {"heads", "ring"}) {
+    const Outcome two = train({1, 2, {"parallel.context=2", std::string("parallel.context_method=") + method}},
+                              with_codes("precision.compute=fp32"), 1);
+    CHECK(two.losses.front() == Approx(one.losses.front()).epsilon(1e-5));
+    for (const auto& [name, values] : one.state) {
+      INFO(method << " " << name);
+      if (name.starts_with("exp_avg/")) CHECK(relative_distance(two.state.at(name), values) < 0.01);
+    }
+  }
+}
+
 }  // namespace test_saved_inputs
