@@ -311,6 +311,9 @@ struct KeyTiles {
     const int first_class = places.first / class_places, last_class = (places.end - 1) / class_places;
     const int last = picked_token(places.end - 1);
     if (first_class == last_class) return last;
+    // The classes behind that of the sequence's last token have one token less.
+    const int longest = (tokens - 1) % width;
+    if (first_class <= longest && longest < last_class) return tokens - 1;
     int end_of_class = last_class - 1 + (class_places - 1) * width;
     if (end_of_class >= tokens) end_of_class -= width;
     return last > end_of_class ? last : end_of_class;

@@ -122,6 +122,11 @@ TEST_CASE("key tiles: every pair once, no tile without a pair, in 300 random mas
     if (pattern.one_run()) check<false>(c);
   }
   check<false>({.mask = {.causal = false}, .tokens = 130, .head = 0, .starts = {}});
+  // The last token of the first tile's queries is neither in its last class nor in the one before.
+  check<true>({.mask = {.pattern = {.kind = AttentionKind::columns, .width = 178, .global = 147}},
+               .tokens = 184,
+               .head = 0,
+               .starts = {}});
 }
 
 TEST_CASE("key tiles: the tiles of 200 random parts hold the pairs of their queries and keys") {
