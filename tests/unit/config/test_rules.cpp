@@ -356,8 +356,9 @@ TEST_CASE("a key that would have no effect is refused") {
   CHECK(refusal(base, {local, "optimizer.type=muon"}, 2) ==
         "optimizer.type = \"muon\": must be adamw, lion or sgd with parallel.local_steps, whose islands update alone "
         "(try \"adamw\")");
-  CHECK(refusal(base, {local}, 3) ==
-        "parallel.local_steps = {...}: needs islands that divide the 3 data ranks (try {})");
+  CHECK(
+      refusal(base, {R"(parallel.local_steps={"islands":3,"every":30})", "batch.micro=4"}, 4) ==
+      "parallel.local_steps = {...}: needs islands that divide the 4 data ranks (try {\"islands\": 2, \"every\": 30})");
   CHECK(
       fault({R"(parallel.local_steps={"islands":1,"every":2,"outer":"nesterov"})"}) ==
       "parallel.local_steps = {...}: with outer = \"nesterov\" needs islands of at least 2: one island has nothing to "
