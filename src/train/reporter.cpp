@@ -198,8 +198,8 @@ void Reporter::report_step(const RunProgress& progress, const StepResult& result
     metrics.clipped_heads = result.clipped_heads;
   }
   if (!result.skipped) {
-    metrics.routing = layer_routing(config.model, config.batch.global,
-                                    step_.design().statistics.part_of(routing_statistic, result.sums));
+    metrics.routing =
+        layer_routing(config.model, config.batch, step_.design().statistics.part_of(routing_statistic, result.sums));
   }
   folder_.record([&] { metrics_->write_step(metrics); });
   const double eta = average_step_seconds_ * static_cast<double>(last_step_ - progress.step);
