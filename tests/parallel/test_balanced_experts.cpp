@@ -10,8 +10,8 @@
 
 #include "catch.h"
 #include "experts.h"
+#include "fit/choose_step.h"
 #include "report/formulas.h"
-#include "step/training_step.h"
 #include "touched.h"
 
 namespace test_balanced_experts {
@@ -105,7 +105,7 @@ TEST_CASE("biases and loads follow the tokens of each expert, with any optimizer
 
 TEST_CASE("biases even out loads without a loss") {
   const std::string without = R"(model.moe={"experts":8,"top_k":2,"ffn_hidden_size":32,"aux_loss":0})";
-  const std::string balanced = with(without, R"("aux_loss":0)", R"("aux_loss":0,"router_bias_rate":0.01)");
+  const std::string balanced = with(without, R"("aux_loss":0)", R"("aux_loss":0,"router_bias_rate":0.0005)");
   const auto most = [](const std::string& moe) {
     const RunConfig config = config_of(moe, {1, {}});
     const TrainedExperts trained = train_experts(config, 1, 25);
