@@ -52,6 +52,22 @@ constexpr EnumArray<LinearSite, std::string_view, 4> linear_site_names = {"qkv",
 // Scores of a mixture's router: a softmax over the experts, or a sigmoid of each (arXiv 2101.03961, 2408.15664).
 enum class RouterScore : uint8_t { softmax, sigmoid };
 constexpr EnumArray<RouterScore, std::string_view, 2> router_score_names = {"softmax", "sigmoid"};
+// Factor of the shared experts' result: none, or a sigmoid of a product of the token with a vector (Qwen2-MoE).
+enum class SharedGate : uint8_t { none, sigmoid };
+constexpr EnumArray<SharedGate, std::string_view, 2> shared_gate_names = {"none", "sigmoid"};
+// Tokens whose loads a balance loss is made of: a sequence's, those of a micro-batch on a rank, or those of the step
+// before (arXiv 2501.11873 takes the same step's).
+enum class BalanceOver : uint8_t { sequence, micro_batch, global };
+constexpr EnumArray<BalanceOver, std::string_view, 3> balance_over_names = {"sequence", "micro-batch", "global"};
+// Tokens among which an expert has its capacity: a sequence's, or those of a micro-batch on a rank.
+enum class CapacityOver : uint8_t { sequence, rank };
+constexpr EnumArray<CapacityOver, std::string_view, 2> capacity_over_names = {"sequence", "rank"};
+// Tokens that an expert without room drops: those with the smallest weights, or the last ones.
+enum class DropRule : uint8_t { probability, position };
+constexpr EnumArray<DropRule, std::string_view, 2> drop_rule_names = {"probability", "position"};
+// End of the run, or loss of rows, where a rank has no room for its experts' rows.
+enum class ExpertOverflowRule : uint8_t { stop, drop };
+constexpr EnumArray<ExpertOverflowRule, std::string_view, 2> expert_overflow_names = {"stop", "drop"};
 // How gradients are compressed on their way between data ranks.
 enum class GradientCodec : uint8_t { none, int8, powersgd };
 constexpr EnumArray<GradientCodec, std::string_view, 3> gradient_codec_names = {"none", "int8", "powersgd"};

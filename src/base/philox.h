@@ -41,6 +41,7 @@ enum class RandomUse : uint32_t {
   linear_projection = 8,        // (sample, token, row of the projection), one key per layer and linear
   gradient_rounding = 9,        // (tensor, element, update, sum)
   tied_gradient_rounding = 10,  // the same, on the last stage where two pipeline stages hold a tied table
+  router_jitter = 11,           // (sample, token, feature), one key per layer
 };
 
 // Returns the key for one use in one layer and site: the same on every rank and device. Keys of different inputs are

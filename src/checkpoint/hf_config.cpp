@@ -119,7 +119,9 @@ class Obstacles {
     if (hf_.architecture != HfArchitecture::gemma2) need(model_.attention_softcap == 0, "model.attention_softcap", "0");
     need_flag(model_.attention_sinks, "model.attention_sinks", false);
     const char* const pattern = "model.attention_pattern";
-    if (hf_.has_layer_types() || hf_.architecture == HfArchitecture::gpt_neo) {
+    if (hf_.architecture == HfArchitecture::qwen2_moe) {  // its windows are in other layers from release to release
+      need(windows_ && windows_->width == 0, pattern, R"(["dense"])");
+    } else if (hf_.has_layer_types() || hf_.architecture == HfArchitecture::gpt_neo) {
       need(windows_.has_value(), pattern, "made of dense and of band:W with one W");
     } else if (hf_.architecture == HfArchitecture::mistral || hf_.has_experts()) {
       need(windows_ && windows_->is_even(), pattern, R"(["dense"] or ["band:W"])");
@@ -157,7 +159,8 @@ class Obstacles {
               hf_.architecture == HfArchitecture::qwen3 || hf_.architecture == HfArchitecture::qwen3_moe ||
                   hf_.architecture == HfArchitecture::gemma3);
     if (!is_llama) need_flag(model_.bias, "model.bias", false);
-    need_flag(model_.qkv_bias, "model.qkv_bias", is_llama ? model_.bias : hf_.architecture == HfArchitecture::qwen2);
+    if (hf_.architecture != HfArchitecture::qwen2_moe)
+      need_flag(model_.qkv_bias, "model.qkv_bias", is_llama ? model_.bias : hf_.architecture == HfArchitecture::qwen2);
   }
 
   void find_in_rope() {
@@ -179,11 +182,16 @@ class Obstacles {
     const MoeConfig& moe = model_.moe;
     if (!moe.is_on()) return need(false, "model.moe", "given");
     const bool is_mixtral = hf_.architecture == HfArchitecture::mixtral;
-    need(moe.score == RouterScore::softmax && moe.scale == 1 && moe.shared == 0 &&
+    const bool is_qwen2 = hf_.architecture == HfArchitecture::qwen2_moe;
+    const bool has_shared = moe.shared > 0 && moe.shared_gate == SharedGate::sigmoid;
+    need(moe.score == RouterScore::softmax && moe.scale == 1 && (is_qwen2 ? has_shared : moe.shared == 0) &&
              (!is_mixtral || (moe.renormalise && moe.first == 0 && moe.every == 1)),
          "model.moe",
          is_mixtral ? "in all blocks, with score softmax, renormalise true, scale 1 and no shared experts"
+         : is_qwen2 ? "with score softmax, scale 1, and shared experts with shared_gate sigmoid"
                     : "with score softmax, scale 1 and no shared experts");
+    need(moe.router_bias_rate == 0 && moe.groups == 1 && moe.capacity == 0, "model.moe",
+         "with router_bias_rate 0, groups 1 and capacity 0");
   }
 
   void find_in_gemma() {
@@ -296,6 +304,7 @@ void add_qwen_experts(const ModelConfig& model, Json& config) {
   config["num_experts_per_tok"] = model.moe.top_k;
   config["moe_intermediate_size"] = model.moe.ffn_hidden_size;
   config["norm_topk_prob"] = model.moe.renormalise;
+  if (model.moe.shared > 0) config["shared_expert_intermediate_size"] = model.moe.shared_ffn_hidden_size;
   config["decoder_sparse_step"] = 1;
   Json dense = Json::array();
   for (int64_t layer = 0; layer < model.num_layers; ++layer) {
@@ -322,6 +331,11 @@ void add_llama_keys(const ModelConfig& model, const HfClass& hf, Json& config) {
       config["intermediate_size"] = model.moe.ffn_hidden_size;
       config["num_local_experts"] = model.moe.experts;
       config["num_experts_per_tok"] = model.moe.top_k;
+      break;
+    case HfArchitecture::qwen2_moe:
+      config["use_sliding_window"] = false;
+      config["qkv_bias"] = model.qkv_bias;
+      add_qwen_experts(model, config);
       break;
     case HfArchitecture::qwen3_moe:
       config["attention_bias"] = false;

@@ -20,4 +20,10 @@ std::optional<ExpertLayers> hf_expert_layers(int64_t layers, int64_t sparse_step
   return ExpertLayers{routed[0], every};
 }
 
+void hf_add_shared_experts(int64_t width, Json& moe) {
+  moe["shared"] = 1;
+  moe["shared_gate"] = "sigmoid";
+  moe["shared_ffn_hidden_size"] = width;
+}
+
 }  // namespace gptrain::checkpoint

@@ -17,4 +17,7 @@ struct ExpertLayers {
 // nothing if there are none, or if they do not repeat.
 std::optional<ExpertLayers> hf_expert_layers(int64_t layers, int64_t sparse_step, const Json& dense_layers);
 
+// Adds the settings of Qwen2-MoE's shared experts, which have `width` hidden features together, to model.moe.
+void hf_add_shared_experts(int64_t width, Json& moe);
+
 }  // namespace gptrain::checkpoint

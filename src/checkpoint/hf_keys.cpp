@@ -100,6 +100,7 @@ std::span<const HfKey> hf_keys(const HfClass& hf) {
       return llama<refused, refused, true>;
     case HfArchitecture::mixtral:
       return llama<refused, same_rule, false, refused>;
+    case HfArchitecture::qwen2_moe:
     case HfArchitecture::qwen3_moe:
       return llama<refused, same_rule>;
   }

@@ -20,6 +20,7 @@ constexpr HfClass classes[] = {{HfArchitecture::gpt2, "GPT2LMHeadModel", "gpt2"}
                                {HfArchitecture::gemma2, "Gemma2ForCausalLM", "gemma2"},
                                {HfArchitecture::gemma3, "Gemma3ForCausalLM", "gemma3_text"},
                                {HfArchitecture::mixtral, "MixtralForCausalLM", "mixtral"},
+                               {HfArchitecture::qwen2_moe, "Qwen2MoeForCausalLM", "qwen2_moe"},
                                {HfArchitecture::qwen3_moe, "Qwen3MoeForCausalLM", "qwen3_moe"}};
 
 // The tensors of transformers that make up one of gptrain's: name and number of rows of each; a tensor that is not
@@ -58,11 +59,18 @@ std::map<std::string, Parts> block_names(const ModelConfig& model, const HfClass
           {"ffn.out", {{"mlp.down_proj", 0}}}};
 }
 
-// Returns transformers' names of a tensor of a mixture: "router", "experts.0.in", "experts.0.out".
+// Returns transformers' names of a tensor of a mixture: "router", "experts.0.in", "experts.0.out", "shared.in",
+// "shared.out", "shared.gate".
 Parts expert_names(const ModelConfig& model, const HfClass& hf, const std::string& name) {
   const bool is_mixtral = hf.architecture == HfArchitecture::mixtral;
   const std::string of_layer = is_mixtral ? "block_sparse_moe" : "mlp";
   if (name == "router") return {{of_layer + ".gate", 0}};
+  if (name == "shared.gate") return {{of_layer + ".shared_expert_gate", 0}};
+  if (name == "shared.out") return {{of_layer + ".shared_expert.down_proj", 0}};
+  if (name == "shared.in") {
+    const int64_t shared_width = model.moe.shared_ffn_hidden_size;
+    return {{of_layer + ".shared_expert.gate_proj", shared_width}, {of_layer + ".shared_expert.up_proj", shared_width}};
+  }
   const size_t dot = name.rfind('.');
   const std::string expert = fmt::format("{}.{}", of_layer, name.substr(0, dot));
   if (name.substr(dot) == ".out") return {{expert + (is_mixtral ? ".w2" : ".down_proj"), 0}};
@@ -70,7 +78,9 @@ Parts expert_names(const ModelConfig& model, const HfClass& hf, const std::strin
   return {{expert + (is_mixtral ? ".w1" : ".gate_proj"), width}, {expert + (is_mixtral ? ".w3" : ".up_proj"), width}};
 }
 
-bool is_of_experts(const std::string& name) { return name == "router" || name.starts_with("experts."); }
+bool is_of_experts(const std::string& name) {
+  return name == "router" || name.starts_with("experts.") || name.starts_with("shared.");
+}
 
 // Returns transformers' names of the tensors outside the blocks, by gptrain's name.
 std::map<std::string, std::string> outer_names(bool is_gpt) {
@@ -114,6 +124,7 @@ std::vector<HfTensor> hf_tensors(const ModelConfig& model, const HfClass& hf) {
       add_tensor(tensors, tensor, {{outer.at(tensor.name), 0}}, false);
       continue;
     }
+    if (tensor.follows_loads) continue;  // no part of the function, or refused (hf_config.cpp)
     // "blocks.0.ffn.in.weight" is the weight of "ffn.in" in "transformer.h.0." or "model.layers.0.".
     const size_t prefix = fmt::format("blocks.{}.", unit.layer).size();
     const size_t suffix = tensor.name.rfind('.');

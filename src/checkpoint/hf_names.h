@@ -21,6 +21,7 @@ enum class HfArchitecture : uint8_t {
   gemma2,
   gemma3,
   mixtral,
+  qwen2_moe,
   qwen3_moe
 };
 
@@ -35,15 +36,16 @@ struct HfClass {
   // amid others.
   bool is_gemma() const { return architecture == HfArchitecture::gemma2 || architecture == HfArchitecture::gemma3; }
   // Returns true for mixtures of experts.
-  bool has_experts() const {
-    return architecture == HfArchitecture::mixtral || architecture == HfArchitecture::qwen3_moe;
+  bool has_experts() const { return architecture == HfArchitecture::mixtral || is_qwen_moe(); }
+  bool is_qwen_moe() const {
+    return architecture == HfArchitecture::qwen2_moe || architecture == HfArchitecture::qwen3_moe;
   }
   // Returns true if linears are stored as [in, out], as transformers' Conv1D has it.
   bool transposes() const { return architecture == HfArchitecture::gpt2; }
   // Returns true if config.json says for each layer whether it has the model's window.
   bool has_layer_types() const {
     return architecture == HfArchitecture::ministral || architecture == HfArchitecture::qwen2 ||
-           architecture == HfArchitecture::qwen3 || is_gemma();
+           architecture == HfArchitecture::qwen3 || architecture == HfArchitecture::qwen2_moe || is_gemma();
   }
 };
 
@@ -61,7 +63,7 @@ struct HfTensor {
 };
 
 // Returns all tensors in the spec's order of their sources, then by first_row. Every element of the model is in exactly
-// one of them.
+// one of them, but for loads of experts (TensorSpec::follows_loads).
 std::vector<HfTensor> hf_tensors(const ModelConfig& model, const HfClass& hf);
 
 // Transposes [rows, columns] to [columns, rows].

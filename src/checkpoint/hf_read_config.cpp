@@ -12,6 +12,7 @@
 #include "base/json.h"
 #include "base/printable.h"
 #include "checkpoint/files.h"
+#include "checkpoint/hf_class.h"
 #include "checkpoint/hf_config.h"
 #include "checkpoint/hf_expert_layers.h"
 #include "checkpoint/hf_keys.h"
@@ -215,6 +216,7 @@ class HfConfigReader {
     }
     if (is_qwen3) require("attention_bias", false, "gptrain has no biases of attention alone");
     set("model.bias", bias);
+    bias = architecture == HfArchitecture::qwen2_moe ? flag("qkv_bias", true) : bias;
     set("model.qkv_bias", bias || architecture == HfArchitecture::qwen2);
     require("partial_rotary_factor", 1.0, "gptrain rotates all features of a head");
     read_rope();
@@ -224,24 +226,26 @@ class HfConfigReader {
 
   void read_experts() {
     const bool is_mixtral = result_.hf.architecture == HfArchitecture::mixtral;
-    Json moe = {{"experts", is_mixtral ? count("num_local_experts", 8) : count("num_experts", 128)},
-                {"top_k", count("num_experts_per_tok", is_mixtral ? 2 : 8)}};
+    const bool is_qwen2 = result_.hf.architecture == HfArchitecture::qwen2_moe;
+    const int64_t usual_top_k = is_mixtral ? 2 : is_qwen2 ? 4 : 8;
+    Json moe = {{"experts", is_mixtral ? count("num_local_experts", 8) : count("num_experts", is_qwen2 ? 60 : 128)},
+                {"top_k", count("num_experts_per_tok", usual_top_k)}};
+    if (is_qwen2) hf_add_shared_experts(count("shared_expert_intermediate_size", 5632), moe);
     if (is_mixtral) {
       moe["ffn_hidden_size"] = count("intermediate_size", 0);
     } else {
-      moe["ffn_hidden_size"] = count("moe_intermediate_size", 768);
+      moe["ffn_hidden_size"] = count("moe_intermediate_size", is_qwen2 ? 1408 : 768);
       moe["renormalise"] = flag("norm_topk_prob", false);
       read_expert_layers(moe);
     }
     if (moe["top_k"] == moe["experts"]) moe["aux_loss"] = 0;
+    const char* const not_used = "for training by transformers, whose formula is another; see model.moe.aux_loss";
     for (const char* key : {"output_router_logits", "router_aux_loss_coef", "router_jitter_noise"}) {
       const Json& given = value(key);
       if (given.is_number() && given != 0)
-        result_.notes.push_back(
-            fmt::format("{} = {}: for training by transformers, whose formula is another; see "
-                        "model.moe.aux_loss",
-                        key, show_value(given)));
+        result_.notes.push_back(fmt::format("{} = {}: {}", key, show_value(given), not_used));
     }
+    if (is_qwen2) require("use_sliding_window", false, "releases differ in the layers with windows");
     set("model.moe", std::move(moe));
   }
 
@@ -322,7 +326,7 @@ class HfConfigReader {
   void read_window() {
     constexpr int64_t usual_window = 4096;
     const HfArchitecture architecture = result_.hf.architecture;
-    const bool is_moe = architecture == HfArchitecture::qwen3_moe;
+    const bool is_moe = result_.hf.is_qwen_moe();
     const bool is_qwen = architecture == HfArchitecture::qwen2 || architecture == HfArchitecture::qwen3 || is_moe;
     const bool has_window = is_qwen ? flag("use_sliding_window", false) : architecture != HfArchitecture::llama;
     if (is_qwen || has_window) known_.insert("sliding_window");
@@ -468,15 +472,7 @@ HfDescription read(const std::string& text) {
   if (!parsed.duplicates.empty()) throw fault(printable(parsed.duplicates.front().path) + " is given twice");
   const Json& document = parsed.document;
   if (!document.is_object()) throw fault("it is not a JSON object");
-  std::vector<std::string> names;
-  for (const HfClass& hf : hf_classes()) names.emplace_back(hf.name);
-  const Json wanted = document.value("architectures", Json(nullptr));
-  for (const HfClass& hf : hf_classes()) {
-    const bool is_meant = wanted.is_null() ? document.value("model_type", Json(nullptr)) == hf.model_type
-                                           : wanted == Json::array({hf.name});
-    if (is_meant) return HfConfigReader(document, hf).read();
-  }
-  throw fault(fmt::format("architectures = {}: gptrain reads {}", printable(show_value(wanted)), join(names, ", ")));
+  return HfConfigReader(document, hf_class_of(document)).read();
 }
 
 }  // namespace

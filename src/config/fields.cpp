@@ -158,8 +158,16 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                    when(&RunConfig::parallel, [](const ParallelConfig& parallel) { return parallel.expert > 1; })})
               .changeable(),
           field("parallel.expert_room", &RunConfig::parallel, &P::expert_room, NumberRule{.min = 1, .max = 1e6},
-                "rows for which the experts of a rank have room, as a multiple of those that the rank sends; a step "
-                "that needs more changes nothing and ends the run")
+                "rows for which the experts of a rank have room, as a multiple of those that the rank sends")
+              .only_with(
+                  {"parallel.expert", "parallel.expert is greater than 1",
+                   when(&RunConfig::parallel, [](const ParallelConfig& parallel) { return parallel.expert > 1; })})
+              .changeable(),
+          words<P, ExpertOverflowRule>(
+              "parallel.expert_overflow", &RunConfig::parallel, &P::expert_overflow,
+              named_words<ExpertOverflowRule>(expert_overflow_names), {},
+              "what happens to rows without room: stop, the step changes nothing and the run ends; drop, their tokens "
+              "go without these experts, so that results depend on the layout")
               .only_with(
                   {"parallel.expert", "parallel.expert is greater than 1",
                    when(&RunConfig::parallel, [](const ParallelConfig& parallel) { return parallel.expert > 1; })})

@@ -23,6 +23,9 @@ class MoeRules : Rules {
   void check() {
     if (!sound({"model.moe"}) || !config_.model.moe.is_on()) return;
     check_choice();
+    check_groups();
+    check_balance();
+    check_capacity();
     check_layers();
     check_sizes();
     check_features();
@@ -45,9 +48,63 @@ class MoeRules : Rules {
                "false");
     if (moe.top_k == moe.experts && moe.aux_loss > 0)
       fault_of("aux_loss", moe.aux_loss, "balances nothing with model.moe.top_k = model.moe.experts", "0");
+    if (moe.shared == 0 && moe.shared_gate != SharedGate::none)
+      fault_of("shared_gate", shared_gate_names[moe.shared_gate], "has no effect unless model.moe.shared is above 0",
+               "\"none\"");
     if (moe.shared == 0 && moe.shared_ffn_hidden_size > 0)
       fault_of("shared_ffn_hidden_size", moe.shared_ffn_hidden_size, "has no effect unless model.moe.shared is above 0",
                "0");
+  }
+
+  void check_groups() {
+    const MoeConfig& moe = config_.model.moe;
+    if (moe.groups == 1 && moe.group_top_k == 1) return;
+    const auto divides = [&](int64_t n) { return moe.experts % n == 0; };
+    if (moe.groups == 1)
+      return fault_of("group_top_k", moe.group_top_k, "has no effect unless model.moe.groups is above 1", "1");
+    if (!divides(moe.groups))
+      return fault_of("groups", moe.groups, fmt::format("must divide model.moe.experts = {}", moe.experts),
+                      nearest_integers(moe.groups, 1, moe.experts, divides));
+    const int64_t size = moe.experts / moe.groups;
+    const auto fits = [&](int64_t n) { return n < moe.groups && moe.top_k % n == 0 && moe.top_k / n <= size; };
+    if (!fits(moe.group_top_k))
+      fault_of("group_top_k", moe.group_top_k,
+               fmt::format("must be less than model.moe.groups = {}, and divide model.moe.top_k = {} into at most {} "
+                           "experts of a group",
+                           moe.groups, moe.top_k, size),
+               nearest_integers(moe.group_top_k, 1, moe.groups, fits));
+  }
+
+  void check_balance() {
+    const MoeConfig& moe = config_.model.moe;
+    if (moe.router_bias_rate > 0 && moe.top_k == moe.experts)
+      fault_of("router_bias_rate", moe.router_bias_rate, "balances nothing with model.moe.top_k = model.moe.experts",
+               "0");
+    if (moe.aux_over != BalanceOver::sequence && moe.aux_loss == 0)
+      fault_of("aux_over", balance_over_names[moe.aux_over], "has no effect unless model.moe.aux_loss is above 0",
+               "\"sequence\"");
+    if (!moe.follows_loads()) return;
+    const char* const key = moe.router_bias_rate > 0 ? "router_bias_rate" : "aux_over = \"global\"";
+    const auto refuse = [&](const char* path, bool is_on, const char* rule, const char* nearest) {
+      if (is_on && sound({path})) fault(path, fmt::format("{} with model.moe.{}", rule, key), nearest);
+    };
+    refuse("memory.offload_optimizer", config_.memory.offload_optimizer != StatePlace::none,
+           "must be \"none\": updates beside the device do not see the experts' loads,", "\"none\"");
+    refuse("comm.compression", config_.comm.compression.is_on(),
+           "must be {}: errors of compression would move vectors that have no gradient,", "{}");
+  }
+
+  void check_capacity() {
+    const MoeConfig& moe = config_.model.moe;
+    if (moe.capacity > 0 && moe.capacity < 1)
+      fault_of("capacity", moe.capacity, "must be 0 or at least 1: less drops tokens even of equal loads", "1");
+    if (moe.capacity > 0) return;
+    if (moe.capacity_over != CapacityOver::sequence)
+      fault_of("capacity_over", capacity_over_names[moe.capacity_over],
+               "has no effect unless model.moe.capacity is above 0", "\"sequence\"");
+    if (moe.drop != DropRule::probability)
+      fault_of("drop", drop_rule_names[moe.drop], "has no effect unless model.moe.capacity is above 0",
+               "\"probability\"");
   }
 
   void check_layers() {

@@ -37,9 +37,19 @@ struct MoeConfig {
   RouterScore score = RouterScore::softmax;
   bool renormalise = true;  // the weights of a token's experts are divided by their sum
   double scale = 1;         // factor of these weights
-  double aux_loss = 0.01;   // weight of the loss that balances the experts' loads, by sequence
+  double aux_loss = 0.01;   // weight of the loss that balances the experts' loads
   double z_loss = 0.001;    // weight of the router's mean squared log-sum-exp
+  SharedGate shared_gate = SharedGate::none;
+  BalanceOver aux_over = BalanceOver::sequence;
+  double router_bias_rate = 0;          // change by each step of the biases that balance the choice
+  int64_t groups = 1, group_top_k = 1;  // groups of experts, and those from which a token's experts are taken
+  double jitter = 0;                    // the router's input is multiplied by numbers from 1 - jitter to 1 + jitter
+  double capacity = 0;                  // bound of an expert's tokens, over the mean of all experts'; 0: none
+  CapacityOver capacity_over = CapacityOver::sequence;
+  DropRule drop = DropRule::probability;
 
+  // RETURNS whether routers have vectors that follow the experts' loads.
+  bool follows_loads() const { return router_bias_rate > 0 || aux_over == BalanceOver::global; }
   bool is_on() const { return experts > 0; }
   bool is_at(int64_t layer) const { return is_on() && layer >= first && (layer - first) % every == 0; }
   bool operator==(const MoeConfig&) const = default;
@@ -213,9 +223,10 @@ struct LocalStepsConfig {
 
 struct ParallelConfig {
   int64_t tensor = 1;
-  int64_t context = 1;         // ranks that share sequences
-  int64_t expert = 1;          // ranks of a stage over which each layer's experts are spread
-  int64_t expert_tensor = 1;   // tensor ranks over which each expert is cut: 1 or all; 1 unless expert > 1
+  int64_t context = 1;        // ranks that share sequences
+  int64_t expert = 1;         // ranks of a stage over which each layer's experts are spread
+  int64_t expert_tensor = 1;  // tensor ranks over which each expert is cut: 1 or all; 1 unless expert > 1
+  ExpertOverflowRule expert_overflow = ExpertOverflowRule::stop;
   double expert_room = 2;      // rows for which a rank's experts have room, as a multiple of those that it sends
   int64_t pipeline = 1;        // stages
   int64_t virtual_stages = 1;  // chunks of each stage

@@ -36,8 +36,9 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
                                               {gradients, d_input}};
   if (!input_) records.use_of(UnitPass::backward_input).reads.add(input);
   records.use_of(UnitPass::backward_weight) = {{saved_for_weight, gradients}, {}};
-  // Projections depend on sample numbers, which lie in the batch.
-  if (context.shape.choices.projection.is_on()) records.use_of(UnitPass::backward_weight).reads.add(batch);
+  // Projections and a router's jitter depend on sample numbers, which lie in the batch.
+  if (context.shape.choices.projection.is_on() || context.shape.model.moe.jitter > 0)
+    records.use_of(UnitPass::backward_weight).reads.add(batch);
   // If the branch's gradient equals the stream's, it has no copy, and W reads d_output.
   if (ffn_->weight_reads_output_gradient()) records.use_of(UnitPass::backward_weight).reads.add(d_output);
   if (layout_.keeps_products()) {

@@ -21,6 +21,7 @@ struct ExpertOverflow {
 struct ExpertParallel {
   ExpertRank axis = {};
   double capacity_factor = 1;          // rows for which a rank has memory, over the rows that it sends
+  bool drops = false;                  // rows without room are left out; false: they void the step (ExpertOverflow)
   Communicator* group = nullptr;       // group of the lane; null: one rank
   Lane* lane = nullptr;                // null: one rank
   ExpertOverflow* overflow = nullptr;  // written by all ranks of the group if one of them overflows; null: in plans

@@ -36,6 +36,8 @@ class ExpertRows {
   // and then the number of rows, and weights(), the router's weight of each row. Call in each pass that runs the router
   // (forward, recompute), after it and before the functions below.
   virtual void route(const LayerCall& call) = 0;
+  // RETURNS the rows of this rank that experts had no room for in the last call of `route`, and that are left out.
+  virtual int64_t lost_rows() const { return 0; }
   virtual Matrix offsets(const LayerCall& call) const = 0;  // [1, experts() + 1]
   virtual Matrix weights(const LayerCall& call) const = 0;  // [1, R]
 

@@ -5,12 +5,14 @@
 // Every tensor rank routes all rows alike. It has a share of each expert's hidden features, or, where ranks share whole
 // experts (ExpertRows), sends a share of the rows. Its gradients of the router's weights are part of a sum over the
 // ranks, so the router's gradients are, too; its own losses count on the first rank.
+#include <algorithm>
+#include <cmath>
 #include <stdexcept>
 
 #include "model/branch.h"
 #include "model/expert_rows.h"
-#include "model/linear.h"
 #include "model/saved_matrix.h"
+#include "model/shared_ffn.h"
 #include "model/statistics.h"
 
 namespace gptrain::inline model {
@@ -31,83 +33,6 @@ Parameter stacked(const UnitTensors& tensors, const std::string& linear, int64_t
   all.true_rows *= experts;
   return all;
 }
-
-// The FFN that all tokens pass through.
-class SharedFfn {
- public:
-  // `x`: field of the normed rows.
-  SharedFfn(const LayerContext& context, LayerLayout& layout, uint32_t layer, const UnitTensors& tensors,
-            LayerLayout::Field x)
-      : context_(context), layout_(layout), bias_(tensors.find("shared.in.bias")) {
-    const Parameter out = tensors.find("shared.out.weight");
-    width_ = out.cols;
-    in_ = make_linear(context, layout,
-                      {.name = "shared.in",
-                       .site = LinearSite::ffn_in,
-                       .layer = layer,
-                       .weight = tensors.find("shared.in.weight"),
-                       .bias = bias_,
-                       .row_parallel = false,
-                       .saved_input = x});
-    out_ = make_linear(context, layout,
-                       {.name = "shared.out",
-                        .site = LinearSite::ffn_out,
-                        .layer = layer,
-                        .weight = out,
-                        .bias = tensors.find("shared.out.bias"),
-                        .row_parallel = true,
-                        .gradient_is_shared = true});
-    const int64_t hidden_width = is_gated(kind()) ? 2 * width_ : width_;
-    hidden_ = layout.save_product({"shared.hidden", context.compute(), context.shape.rows(), hidden_width});
-  }
-
-  void forward(const LayerCall& call, const Matrix& normed, const Matrix& part) {
-    in_->forward(call, {normed}, {.y = layout_.at(call, hidden_), .with_bias = false});
-    activate(call, part);
-  }
-  // Computes the activation from the saved data, saves it, and computes this rank's part of the output if `part` is
-  // given.
-  void activate(const LayerCall& call, const Matrix& part) {
-    WorkspaceFrame frame(*call.workspace);
-    const GemmOperand activated = out_->input_buffer(call, frame);
-    context_.backend.run(ActivationForward{
-        .kind = kind(), .x = layout_.at(call, hidden_), .bias = context_.weight(call, bias_), .y = activated.x});
-    if (part.given()) {
-      out_->forward(call, activated, {part});
-    } else {
-      out_->keep_input(call, activated);
-    }
-  }
-  // Computes this rank's part of the gradient of the normed rows.
-  void backward_input(const LayerCall& call, const Matrix& d_branch, const Matrix& part) {
-    WorkspaceFrame frame(*call.workspace);
-    const GemmOperand d_hidden = in_->output_gradient_buffer(call, frame);
-    const Matrix d_activated = frame.take(context_.compute(), d_branch.rows, width_);
-    out_->backward_input(call, {d_branch}, d_activated);
-    context_.backend.run(ActivationBackward{.kind = kind(),
-                                            .x = layout_.at(call, hidden_),
-                                            .bias = context_.weight(call, bias_),
-                                            .dy = d_activated,
-                                            .dx = d_hidden.x});
-    in_->backward_input(call, d_hidden, part);
-  }
-  void backward_weight(const LayerCall& call, const Matrix& d_branch) {
-    WorkspaceFrame frame(*call.workspace);
-    const TensorRows::Gathering normed = in_->begin_weight(call, frame);
-    out_->backward_weight(call, out_->begin_weight(call, frame), d_branch);
-    in_->backward_weight(call, normed);
-  }
-
- private:
-  ActivationKind kind() const { return context_.shape.model.activation; }
-
-  const LayerContext& context_;
-  const LayerLayout& layout_;
-  const Parameter bias_;
-  int64_t width_ = 0;
-  std::unique_ptr<Linear> in_, out_;
-  LayerLayout::Field hidden_ = LayerLayout::none;
-};
 
 class RoutedBranch final : public Branch {
  public:
@@ -131,8 +56,28 @@ class RoutedBranch final : public Branch {
     return {.score = moe().score,
             .renormalise = moe().renormalise,
             .scale = moe().scale,
-            .sequence_length = context_.shape.sequence_length};
+            .balanced_rows = balanced_rows(),
+            .groups = moe().groups,
+            .group_top_k = moe().group_top_k,
+            .capacity = capacity(),
+            .capacity_rows = capacity_rows(),
+            .drop = moe().drop};
   }
+  // RETURNS the rows among which the balance loss counts loads.
+  int64_t balanced_rows() const {
+    return moe().aux_over == BalanceOver::micro_batch ? context_.shape.rows() : context_.shape.sequence_length;
+  }
+  int64_t capacity_rows() const {
+    return moe().capacity_over == CapacityOver::rank ? context_.shape.rows() : context_.shape.sequence_length;
+  }
+  // RETURNS the rows that an expert takes of capacity_rows(); 0: all.
+  int64_t capacity() const {
+    if (moe().capacity == 0) return 0;
+    const auto mean = static_cast<double>(capacity_rows() * moe().top_k) / static_cast<double>(moe().experts);
+    return std::min(static_cast<int64_t>(std::ceil(moe().capacity * mean)), capacity_rows());
+  }
+  bool jitters() const { return moe().jitter > 0 && context_.shape.training; }
+  void jitter(const LayerCall& call, const Matrix& x, const Matrix& y);
   Matrix at(const LayerCall& call, LayerLayout::Field field) const { return layout_.at(call, field); }
   // RETURNS the rows of the router's matrix that this rank counts in model FLOPs, as all tensor ranks have all rows.
   int64_t counted_experts() const { return context_.tensor.rank() == 0 ? -1 : 0; }
@@ -144,12 +89,17 @@ class RoutedBranch final : public Branch {
   Matrix out_weight(const LayerCall& call) const {
     return out_.in(expert_parameters(call).weights, context_.compute());
   }
-  // RETURNS the layer's elements of the statistic of routing; not given if this rank does not collect it.
+  // RETURNS the layer's elements of the statistic of routing; not given if this pass does not collect it.
   Matrix statistics(const LayerCall& call) const;
+  // Adds the rows that the rank's experts' room did not let it send to the statistic.
+  void count_lost_rows(const LayerCall& call);
   // RETURNS all rows of this rank's rows of the norm's output, in `frame` if they have to be gathered.
   Matrix all_rows(const Matrix& rows, WorkspaceFrame& frame);
-  // RETURNS the rows as the router multiplies them.
   Matrix in_f32(const Matrix& rows, WorkspaceFrame& frame);
+  // RETURNS the rows as the router multiplies them.
+  Matrix router_rows(const LayerCall& call, const Matrix& wide, WorkspaceFrame& frame);
+  // Multiplies the rows by the router's matrix and the shared experts' gate.
+  void multiply_router(const LayerCall& call, const Matrix& rows);
   // Chooses experts by the saved logits.
   void route(const LayerCall& call);
   // Computes the last linears' input from the saved data.
@@ -164,7 +114,7 @@ class RoutedBranch final : public Branch {
     return d_branch_ == LayerLayout::none ? d_out : at(call, d_branch_);
   }
 
-  Parameter router_, in_, out_;
+  Parameter router_, bias_, excess_, in_, out_;
   LayerLayout::Field normed_, logits_, hidden_, activated_;
   LayerLayout::Field experts_, slots_;
   RoutedFields routed_;
@@ -179,7 +129,9 @@ RoutedBranch::RoutedBranch(const LayerContext& context, LayerLayout& layout, int
               .site = 1,
               .norm = norm_tensors(tensors, "norm2"),
               .norm_after = norm_tensors(tensors, "norm2_after")}),
-      router_(tensors.find("router.weight")) {
+      router_(tensors.find("router.weight")),
+      bias_(tensors.find("router.bias")),
+      excess_(tensors.find("router.excess")) {
   const DType c = context.compute();
   const int64_t n = context.shape.rows(), k = moe().top_k;
   const auto for_weight = [](const char* name, DType dtype, int64_t rows, int64_t cols) {
@@ -209,11 +161,22 @@ RoutedBranch::RoutedBranch(const LayerContext& context, LayerLayout& layout, int
 
 Matrix RoutedBranch::statistics(const LayerCall& call) const {
   const Matrix all = call.statistics.find(routing_statistic);
-  if (!all.given() || context_.tensor.rank() > 0) return {};
+  if (!all.given()) return {};
   int64_t before = 0;  // layers with experts
   for (int64_t layer = 0; layer < static_cast<int64_t>(layer_); ++layer) before += moe().is_at(layer) ? 1 : 0;
-  const int64_t count = moe().experts + 3;
+  const int64_t count = num_routing_sums(moe().experts);
   return all.column_range(before * count, count);
+}
+
+void RoutedBranch::count_lost_rows(const LayerCall& call) {
+  const int64_t lost = rows_of_experts_->lost_rows();
+  const Matrix sums = statistics(call);
+  if (lost == 0 || !sums.given()) return;
+  double dropped = 0;
+  const Matrix last = sums.column_range(sums.cols - 1, 1);
+  context_.backend.download(&dropped, last.data, last.bytes());
+  dropped += static_cast<double>(lost);
+  context_.backend.upload(last.data, &dropped, last.bytes());
 }
 
 Matrix RoutedBranch::all_rows(const Matrix& rows, WorkspaceFrame& frame) {
@@ -228,6 +191,34 @@ Matrix RoutedBranch::in_f32(const Matrix& rows, WorkspaceFrame& frame) {
   return wide;
 }
 
+void RoutedBranch::jitter(const LayerCall& call, const Matrix& x, const Matrix& y) {
+  context_.backend.run(JitterRows{
+      .dropout = {.p = moe().jitter,
+                  .key = random_key(context_.shape.seed, RandomUse::router_jitter, static_cast<uint32_t>(layer_)),
+                  .sample_ids = call.sample_ids},
+      .token_rows = context_.shape.token_rows(),
+      .x = x,
+      .y = y});
+}
+
+Matrix RoutedBranch::router_rows(const LayerCall& call, const Matrix& wide, WorkspaceFrame& frame) {
+  if (!jitters()) return wide;
+  const Matrix jittered = frame.take(DType::f32, wide.rows, wide.cols);
+  jitter(call, wide, jittered);
+  return jittered;
+}
+
+void RoutedBranch::multiply_router(const LayerCall& call, const Matrix& rows) {
+  WorkspaceFrame frame(*call.workspace);
+  const Matrix wide = in_f32(rows, frame);
+  context_.backend.run(LinearForward{.x = router_rows(call, wide, frame),
+                                     .w = router_.norm(call),
+                                     .bias = {},
+                                     .y = at(call, logits_),
+                                     .true_out = counted_experts()});
+  if (shared_ && shared_->has_gate()) shared_->multiply_gate(call, wide);
+}
+
 void RoutedBranch::route(const LayerCall& call) {
   context_.backend.run(RouteTokens{.rule = rule(),
                                    .logits = at(call, logits_),
@@ -236,8 +227,11 @@ void RoutedBranch::route(const LayerCall& call) {
                                    .rows = at(call, routed_.rows),
                                    .weights = at(call, routed_.weights),
                                    .offsets = at(call, routed_.offsets),
-                                   .statistics = statistics(call)});
+                                   .bias = bias_.norm(call),
+                                   .excess = excess_.norm(call),
+                                   .statistics = context_.tensor.rank() == 0 ? statistics(call) : Matrix{}});
   rows_of_experts_->route(call);
+  count_lost_rows(call);
 }
 
 void RoutedBranch::activate(const LayerCall& call) {
@@ -256,14 +250,7 @@ void RoutedBranch::run(const LayerCall& call, const NormInput& in, const Matrix&
   {
     WorkspaceFrame frame(*call.workspace);
     const Matrix rows = all_rows(normed, frame);
-    {
-      WorkspaceFrame inner(*call.workspace);
-      context_.backend.run(LinearForward{.x = in_f32(rows, inner),
-                                         .w = router_.norm(call),
-                                         .bias = {},
-                                         .y = at(call, logits_),
-                                         .true_out = counted_experts()});
-    }
+    multiply_router(call, rows);
     route(call);
     context_.backend.run(GroupedLinearForward{.x = rows_of_experts_->send_inputs(call, rows, frame),
                                               .w = in_weight(call),
@@ -321,13 +308,15 @@ void RoutedBranch::experts_backward(const LayerCall& call, const Matrix& d_branc
   const double losses = context_.tensor.rank() == 0 ? 1 : 0;
   const auto sequences = static_cast<double>(context_.shape.sequences_of_step);
   const auto tokens = sequences * static_cast<double>(context_.shape.sequence_length);
+  const double runs = sequences / static_cast<double>(balanced_rows() / context_.shape.sequence_length);
   context_.backend.run(RouteTokensBackward{.rule = rule(),
-                                           .balance_factor = losses * moe().aux_loss / sequences,
+                                           .balance_factor = losses * moe().aux_loss / runs,
                                            .z_factor = losses * moe().z_loss / tokens,
                                            .state = call.state,
                                            .logits = at(call, logits_),
                                            .experts = at(call, experts_),
                                            .slots = at(call, slots_),
+                                           .excess = excess_.norm(call),
                                            .d_weights = rows_of_experts_->take_back_numbers(call, d_weights, frame),
                                            .d_logits = at(call, d_logits_)});
 }
@@ -338,6 +327,8 @@ void RoutedBranch::input_gradient(const LayerCall& call, const Matrix& d_branch,
   const Matrix d_router = frame.take(DType::f32, part.rows, part.cols);
   context_.backend.run(LinearBackwardInput{
       .dy = at(call, d_logits_), .w = router_.norm(call), .dx = d_router, .true_out = counted_experts()});
+  if (jitters()) jitter(call, d_router, d_router);
+  if (shared_ && shared_->has_gate()) shared_->add_gate_gradient(call, d_router);
   const Matrix d_rows = frame.take(context_.compute(), rows_of_experts_->rows(), hidden_size());
   context_.backend.run(GroupedLinearBackwardInput{.dy = at(call, d_hidden_),
                                                   .w = in_weight(call),
@@ -373,12 +364,17 @@ void RoutedBranch::weight_gradients(const LayerCall& call, const Matrix& d_branc
   const Matrix rows = all_rows(at(call, normed_), frame);
   {
     WorkspaceFrame inner(*call.workspace);
-    context_.backend.run(LinearBackwardWeight{.x = in_f32(rows, inner),
+    const Matrix wide = in_f32(rows, inner);
+    if (shared_ && shared_->has_gate()) shared_->gate_weight_gradient(call, wide);
+    context_.backend.run(LinearBackwardWeight{.x = router_rows(call, wide, inner),
                                               .dy = at(call, d_logits_),
                                               .dw = router_.gradient(call),
                                               .d_bias = {},
                                               .accumulate = call.accumulate,
                                               .true_out = counted_experts()});
+  }
+  for (const Parameter& loads : {bias_, excess_}) {
+    if (loads.given() && !call.accumulate) context_.backend.run(WriteZeros{loads.gradient(call)});
   }
   const auto accumulate = [&](const Matrix& x, const Matrix& dy, const Parameter& parameter) {
     context_.backend.run(GroupedLinearBackwardWeight{.x = x,

@@ -70,6 +70,7 @@ class SpreadExpertRows final : public ExpertRows {
   int64_t expected_rows() const override { return std::min(rows(), num_assignments() / spread_.shares); }
 
   void route(const LayerCall& call) override;
+  int64_t lost_rows() const override { return lost_rows_; }
   Matrix offsets(const LayerCall& call) const override { return layout_.at(call, offsets_); }
   Matrix weights(const LayerCall& call) const override { return layout_.at(call, weights_); }
 
@@ -106,8 +107,8 @@ class SpreadExpertRows final : public ExpertRows {
   void exchange(const Matrix& from, const Matrix& to, Way way);
   // Writes the maps between received rows and rows of experts.
   void upload_arrangement(const LayerCall& call);
-  // Writes zeros into slots whose rows another rank has sent.
-  void clear_rows_of_others(const Matrix& in_row_order) const;
+  // Writes zeros into slots whose rows this rank has not sent.
+  void clear_rows_not_sent(const Matrix& in_row_order) const;
   // Moves rows, in the order of slots, to the experts' ranks, and sorts them by expert there.
   void bring(const LayerCall& call, const Matrix& in_row_order, const Matrix& to);
   void send(const LayerCall& call, const Matrix& x, const Matrix& to, WorkspaceFrame& frame);
@@ -126,6 +127,7 @@ class SpreadExpertRows final : public ExpertRows {
   LayerLayout::Field offsets_, order_, received_order_, weights_, inputs_, gradients_;
   // The parts of a pass, which one call finds and the next ones use, in rows and in elements.
   std::vector<int32_t> host_starts_;
+  int64_t lost_rows_ = 0;
   std::vector<PeerPart> sent_rows_, received_rows_, sent_, received_;
 };
 
@@ -169,17 +171,21 @@ SpreadExpertRows::SpreadExpertRows(const LayerContext& context, LayerLayout& lay
 
 void SpreadExpertRows::note_overflow(int64_t rows) {
   ExpertOverflow* const overflow = context_.experts.overflow;
-  if (overflow != nullptr && rows > spread_.bound && rows > overflow->rows)
+  if (overflow != nullptr && !context_.experts.drops && rows > spread_.bound && rows > overflow->rows)
     *overflow = {.rows = rows, .capacity = spread_.bound, .layer = layer_};
 }
 
 void SpreadExpertRows::find_parts(const LayerCall& call) {
   const Matrix starts = layout_.at(call, starts_);
   context_.backend.download(host_starts_.data(), starts.data, starts.bytes());
+  lost_rows_ = 0;
   for (int64_t to = 0; to < spread_.ranks; ++to) {
     int64_t first = 0;
     const int64_t rows = spread_.each_sender(host_starts_, to, [&](int64_t from, ExpertSpread::Range range) {
-      if (from == this->axis().rank) sent_rows_[to] = {range.first, range.count};
+      if (from == this->axis().rank) {
+        sent_rows_[to] = {range.first, range.count};
+        if (context_.experts.drops) lost_rows_ += spread_.sent(host_starts_, from, to).count - range.count;
+      }
       if (to == this->axis().rank) received_rows_[from] = {first, range.count};
       first += range.count;
     });
@@ -200,8 +206,7 @@ void SpreadExpertRows::upload_arrangement(const LayerCall& call) {
   received_order.flush();
 }
 
-void SpreadExpertRows::clear_rows_of_others(const Matrix& in_row_order) const {
-  if (spread_.shares == 1) return;
+void SpreadExpertRows::clear_rows_not_sent(const Matrix& in_row_order) const {
   static constexpr std::array<std::byte, 1 << 18> zeros{};  // few copies of a size that a core's cache holds
   const int64_t row = in_row_order.cols * dtype_bytes(in_row_order.dtype);
   const auto clear = [&](int64_t first, int64_t end) {
@@ -211,7 +216,7 @@ void SpreadExpertRows::clear_rows_of_others(const Matrix& in_row_order) const {
   };
   for (int64_t to = 0; to < spread_.ranks; ++to) {
     const ExpertSpread::Range all = spread_.rows_for(host_starts_, axis().rank, to);
-    const ExpertSpread::Range own = spread_.sent(host_starts_, axis().rank, to);
+    const PeerPart& own = sent_rows_[static_cast<size_t>(to)];
     clear(all.first, own.first);
     clear(own.first + own.count, all.first + all.count);
   }
@@ -258,7 +263,7 @@ Matrix SpreadExpertRows::take_back(const LayerCall& call, const Matrix& of_exper
   WorkspaceFrame inner(*call.workspace);
   const Matrix as_received = inner.take(of_experts.dtype, rows(), of_experts.cols);
   gather(call, of_experts, received_order_, as_received);
-  clear_rows_of_others(back);
+  clear_rows_not_sent(back);
   exchange(as_received, back, Way::back);
   return back;
 }

@@ -9,8 +9,15 @@ namespace {
 
 void visit_rule(const RouterRule& rule, const Matrix& logits, const Matrix& experts, OperandVisitor& visit) {
   visit.require(experts.cols >= 1 && experts.cols <= logits.cols, "a row has more experts than there are");
-  visit.require(rule.sequence_length > 0 && TokenRows::whole(rule.sequence_length).divides(logits.rows),
+  visit.require(rule.balanced_rows > 0 && TokenRows::whole(rule.balanced_rows).divides(logits.rows),
                 "rows are not whole sequences");
+  visit.require(rule.groups > 0 && rule.groups <= most_expert_groups && logits.cols % rule.groups == 0,
+                "groups do not divide the experts");
+  visit.require(rule.group_top_k > 0 && rule.group_top_k <= rule.groups && experts.cols % rule.group_top_k == 0 &&
+                    experts.cols * rule.groups <= rule.group_top_k * logits.cols,
+                "the chosen groups have too few experts");
+  visit.require(rule.capacity >= 0 && rule.capacity_rows > 0 && logits.rows % rule.capacity_rows == 0,
+                "rows are not whole runs with a capacity");
   visit.require(rule.scale > 0, "the weights have no positive factor");
 }
 
@@ -43,7 +50,10 @@ void for_each_operand(const RouteTokens& op, OperandVisitor& visit) {
   visit.writes("rows", op.rows, vector(DType::i32, assignments));
   visit.writes("weights", op.weights, vector(DType::f32, assignments));
   visit.writes("offsets", op.offsets, vector(DType::i32, op.logits.cols + 1));
-  visit.operand("statistics", op.statistics, Access::uncounted_write, optional(vector(DType::f64, op.logits.cols + 3)));
+  visit.looks_up("bias", op.bias, optional(vector(DType::f32, op.logits.cols)));
+  visit.looks_up("excess", op.excess, optional(vector(DType::f32, op.logits.cols)));
+  visit.operand("statistics", op.statistics, Access::uncounted_write,
+                optional(vector(DType::f64, num_routing_sums(op.logits.cols))));
   visit_rule(op.rule, op.logits, op.experts, visit);
 }
 
@@ -51,10 +61,40 @@ void for_each_operand(const RouteTokensBackward& op, OperandVisitor& visit) {
   visit.reads("logits", op.logits, exactly(DType::f32, Form::any, Form::any));
   visit.reads("experts", op.experts, exactly(DType::i32, op.logits.rows, Form::any));
   visit.reads("slots", op.slots, exactly(DType::i32, op.logits.rows, op.experts.cols));
+  visit.looks_up("excess", op.excess, optional(vector(DType::f32, op.logits.cols)));
   visit.reads("d_weights", op.d_weights, vector(DType::f32, op.experts.count()));
   visit.writes("d_logits", op.d_logits, like(op.logits));
   visit_rule(op.rule, op.logits, op.experts, visit);
   visit.require(op.state != nullptr, "there is no state");
+}
+
+void for_each_operand(const JitterRows& op, OperandVisitor& visit) {
+  visit.reads("x", op.x, real());
+  visit.writes("y", op.y, exactly(DType::f32, op.x.rows, op.x.cols));
+  visit.require(op.dropout.p > 0 && op.dropout.p < 1, "the jitter is not between 0 and 1");
+}
+
+void for_each_operand(const GateRows& op, OperandVisitor& visit) {
+  visit.reads("logits", op.logits, exactly(DType::f32, Form::any, 1));
+  visit.writes("weights", op.weights, vector(DType::f32, op.logits.rows));
+  visit.writes("offsets", op.offsets, vector(DType::i32, 2));
+}
+
+void for_each_operand(const GateRowsBackward& op, OperandVisitor& visit) {
+  visit.reads("weights", op.weights, vector(DType::f32, Form::any));
+  visit.reads("d_weights", op.d_weights, like(op.weights));
+  visit.writes("d_logits", op.d_logits, exactly(DType::f32, op.weights.cols, 1));
+}
+
+void for_each_operand(const BalanceRouters& op, OperandVisitor& visit) {
+  visit.updates("values", op.values, vector(DType::f32, op.values.cols));
+  visit.reads("routed", op.routed, vector(DType::f64, op.routed.cols));
+  visit.require(op.rate >= 0, "the rate is negative");
+  visit.require(op.num_segments >= 0, "a negative number of segments");
+}
+
+void for_each_operand(const WriteZeros& op, OperandVisitor& visit) {
+  visit.writes("to", op.to, vector(DType::f32, op.to.cols));
 }
 
 void for_each_operand(const GatherRows& op, OperandVisitor& visit) {

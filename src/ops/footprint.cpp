@@ -403,6 +403,16 @@ std::string text_of(const RouteTokens& op) { return routing_text(op.logits, op.e
 
 std::string text_of(const RouteTokensBackward& op) { return routing_text(op.logits, op.experts); }
 
+std::string text_of(const JitterRows& op) { return rows_text(op.x); }
+
+std::string text_of(const GateRows& op) { return elements_text(op.weights); }
+
+std::string text_of(const GateRowsBackward& op) { return elements_text(op.weights); }
+
+std::string text_of(const BalanceRouters& op) { return elements_text(op.values); }
+
+std::string text_of(const WriteZeros& op) { return elements_text(op.to); }
+
 std::string text_of(const BiasGradient& op) {
   return fmt::format("N={} out={} {}", op.dy.rows, op.dy.cols, dtype_name(op.dy.dtype));
 }

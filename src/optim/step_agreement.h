@@ -12,6 +12,7 @@
 #include "ops/side_queue.h"
 #include "optim/optimizer.h"
 #include "optim/qk_clip.h"
+#include "optim/router_balance.h"
 #include "optim/update_site.h"
 #include "parallel/groups.h"
 #include "parallel/update_rule.h"
@@ -89,9 +90,14 @@ class StepAgreement {
 // The end of a step as the executor plays it: norm() once, then update() of each unit that the rank updates.
 class StepUpdate final : public UpdateRule {
  public:
-  // Borrows all. `qk_clip` may be null.
-  StepUpdate(StepAgreement& agreement, Optimizer& optimizer, const UpdateSite& site, const QkClip* qk_clip)
-      : agreement_(agreement), optimizer_(optimizer), site_(site), qk_clip_(qk_clip) {}
+  // Changes of weights after the optimizer's; null: none.
+  struct After {
+    const QkClip* qk_clip = nullptr;
+    const RouterBalance* router_balance = nullptr;
+  };
+  // Borrows all.
+  StepUpdate(StepAgreement& agreement, Optimizer& optimizer, const UpdateSite& site, const After& after)
+      : agreement_(agreement), optimizer_(optimizer), site_(site), after_(after) {}
   void norm() override {
     agreement_.agree();
     site_.pass_state();
@@ -101,7 +107,8 @@ class StepUpdate final : public UpdateRule {
   void update(int64_t unit) override {
     site_.begin(unit);
     optimizer_.update(unit);
-    if (qk_clip_ != nullptr) qk_clip_->clip(unit);
+    if (after_.qk_clip != nullptr) after_.qk_clip->clip(unit);
+    if (after_.router_balance != nullptr) after_.router_balance->update(unit);
     site_.end(unit);
   }
   void measure(int64_t unit) override { agreement_.measure(unit); }
@@ -113,7 +120,7 @@ class StepUpdate final : public UpdateRule {
   StepAgreement& agreement_;
   Optimizer& optimizer_;
   const UpdateSite site_;
-  const QkClip* const qk_clip_;
+  const After after_;
 };
 
 }  // namespace gptrain::optim

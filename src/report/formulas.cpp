@@ -24,7 +24,7 @@ Flops model_flops_formula(const ModelConfig& m, int64_t sequences) {
     pairs += pairs_of_kinds[kind];
     const FfnKind& ffn = kinds.kinds[kind].ffn;
     ffns += wide(m.ffn_matrices(ffn)) * h * wide(m.active_ffn_width(ffn));
-    if (ffn.is_routed) ffns += h * wide(m.moe.experts);  // the router
+    if (ffn.is_routed) ffns += h * wide(m.moe.experts + (m.moe.shared_gate == SharedGate::sigmoid ? 1 : 0));  // router
   }
   return 6 * tokens * (layers * attention_projections + ffns + head) + 6 * wide(m.head_size) * wide(sequences) * pairs;
 }

@@ -190,7 +190,9 @@ std::vector<int32_t> find_equal_designs(const Model& model) {
 Model::Axes axes_of(const StepDesign& design, const StepShape& shape) {
   return {.tensor = {design.tensor, design.sequence},
           .context = {shape.context},
-          .experts = {.axis = design.experts, .capacity_factor = design.config.parallel.expert_room}};
+          .experts = {.axis = design.experts,
+                      .capacity_factor = design.config.parallel.expert_room,
+                      .drops = design.config.parallel.expert_overflow == ExpertOverflowRule::drop}};
 }
 
 // Makes a model on the `plan` backend without groups, to ask its layers for their records.
@@ -281,7 +283,7 @@ std::vector<Statistic> step_statistics(const StepConfig& config) {
   if (moe.is_on()) {
     int64_t layers = 0;
     for (int64_t layer = 0; layer < config.model.num_layers; ++layer) layers += moe.is_at(layer) ? 1 : 0;
-    statistics.push_back({std::string(routing_statistic), StatisticKind::sum, layers * (moe.experts + 3)});
+    statistics.push_back({std::string(routing_statistic), StatisticKind::sum, layers * num_routing_sums(moe.experts)});
   }
   return statistics;
 }
@@ -427,7 +429,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   tables.optimizer = tables.agreement + StepAgreement::table_bytes(store);
   tables.accumulated_gradients = tables.optimizer + (on_host ? 0 : optimizer_tables);
   tables.qk_clip = tables.accumulated_gradients + AccumulatedGradients::table_bytes(store);
-  tables.update_state = tables.qk_clip + (config.optimizer.qk_clip > 0 ? QkClip::table_bytes(store) : 0);
+  tables.router_balance = tables.qk_clip + (config.optimizer.qk_clip > 0 ? QkClip::table_bytes(store) : 0);
+  tables.update_state = tables.router_balance + RouterBalance::table_bytes(store);
   tables.statistics = tables.update_state + (store.state_layout().any_away() ? align_up(sizeof(StepState)) : 0);
   declare_statistics(design, step_statistics(config));
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));

@@ -38,6 +38,7 @@ struct StateTables {
   int64_t optimizer = 0;
   int64_t accumulated_gradients = 0;
   int64_t qk_clip = 0;
+  int64_t router_balance = 0;
   int64_t statistics = 0;
   int64_t update_state = 0;  // StepState of updates that run beside the ops
 };

@@ -77,6 +77,9 @@ void StepParts::make_update() {
                                        block + tables.qk_clip);
     rules.qk_clip = qk_clip.get();
   }
+  if (config.model.moe.is_on() && config.model.moe.follows_loads())
+    router_balance = std::make_unique<RouterBalance>(context, config.model.moe.router_bias_rate,
+                                                     statistics.find(routing_statistic), block + tables.router_balance);
   agreement =
       std::make_unique<StepAgreement>(context, std::move(rules), block + tables.agreement, groups, copy_queue.get());
   optimizer = type.make(config.optimizer, update_context, design->config.run.seed,
@@ -87,7 +90,7 @@ void StepParts::make_update() {
                                                block + tables.accumulated_gradients, state, backend);
   }
   update = std::make_unique<StepUpdate>(*agreement, *optimizer, UpdateSite{context, update_context, lane.get()},
-                                        qk_clip.get());
+                                        StepUpdate::After{qk_clip.get(), router_balance.get()});
 }
 
 void StepParts::make_executors() {

@@ -16,6 +16,7 @@
 #include "ops/step_state.h"
 #include "optim/optimizer.h"
 #include "optim/qk_clip.h"
+#include "optim/router_balance.h"
 #include "optim/step_agreement.h"
 #include "parallel/accumulated_gradients.h"
 #include "parallel/away_gradients.h"
@@ -81,7 +82,8 @@ struct StepParts {
   std::unique_ptr<Model> model, evaluation_model;
   StepStatistics statistics;
   const std::vector<std::byte> initial_statistics;
-  std::unique_ptr<QkClip> qk_clip;  // null with optimizer.qk_clip = 0
+  std::unique_ptr<QkClip> qk_clip;                // null with optimizer.qk_clip = 0
+  std::unique_ptr<RouterBalance> router_balance;  // null unless routers have vectors that follow the loads
   std::unique_ptr<StepAgreement> agreement;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<AccumulatedGradients> accumulated;  // null with precision.gradients = fp32

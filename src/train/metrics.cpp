@@ -111,12 +111,13 @@ std::string drop_later_records(const fs::path& path, int64_t last_step) {
   return warning;
 }
 
-constexpr std::array<std::pair<std::string_view, double LayerRouting::*>, 5> routing_columns = {{
+constexpr std::array<std::pair<std::string_view, double LayerRouting::*>, 6> routing_columns = {{
     {"most", &LayerRouting::most},
     {"least", &LayerRouting::least},
     {"aux", &LayerRouting::aux},
     {"z", &LayerRouting::z},
     {"entropy", &LayerRouting::entropy},
+    {"dropped", &LayerRouting::dropped},
 }};
 
 // Leaves `out` ready for appending and returns it.

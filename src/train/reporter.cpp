@@ -200,8 +200,8 @@ void Reporter::report_step(const RunProgress& progress, const StepResult& result
     metrics.clipped_heads = result.clipped_heads;
   }
   if (!result.skipped) {
-    metrics.routing = layer_routing(config.model, config.batch.global,
-                                    step_.design().statistics.part_of(routing_statistic, result.sums));
+    metrics.routing =
+        layer_routing(config.model, config.batch, step_.design().statistics.part_of(routing_statistic, result.sums));
     if (const std::string warning = starving_.add(metrics.routing); !warning.empty())
       print_err("warning: {}\n", warning);
   }

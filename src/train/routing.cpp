@@ -10,10 +10,13 @@
 
 namespace gptrain::inline train {
 
-std::vector<LayerRouting> layer_routing(const ModelConfig& model, int64_t sequences, std::span<const double> sums) {
+std::vector<LayerRouting> layer_routing(const ModelConfig& model, const BatchConfig& batch,
+                                        std::span<const double> sums) {
   std::vector<LayerRouting> all;
   const auto experts = static_cast<size_t>(model.moe.experts);
-  const auto tokens = static_cast<double>(sequences * model.sequence_length);
+  const auto tokens = static_cast<double>(batch.global * model.sequence_length);
+  const int64_t sequences_of_run = model.moe.aux_over == BalanceOver::micro_batch ? batch.micro : 1;
+  const double runs = static_cast<double>(batch.global) / static_cast<double>(sequences_of_run);
   for (int64_t layer = 0; layer < model.num_layers && !sums.empty(); ++layer) {
     if (!model.moe.is_at(layer)) continue;
     const std::span<const double> loads = sums.first(experts);
@@ -21,12 +24,13 @@ std::vector<LayerRouting> layer_routing(const ModelConfig& model, int64_t sequen
     all.push_back({.layer = layer,
                    .most = *std::max_element(loads.begin(), loads.end()) / mean,
                    .least = *std::min_element(loads.begin(), loads.end()) / mean,
-                   .aux = sums[experts] / static_cast<double>(sequences),
+                   .aux = sums[experts] / runs,
                    .z = sums[experts + 1] / tokens,
-                   .entropy = sums[experts + 2] / tokens});
+                   .entropy = sums[experts + 2] / tokens,
+                   .dropped = sums[experts + 3]});
     for (size_t expert = 0; expert < experts; ++expert)
       if (loads[expert] < starving_share * mean) all.back().starving.push_back(static_cast<int64_t>(expert));
-    sums = sums.subspan(experts + 3);
+    sums = sums.subspan(num_routing_sums(model.moe.experts));
   }
   return all;
 }

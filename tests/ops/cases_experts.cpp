@@ -15,7 +15,7 @@ struct Routing {
   int64_t sequences, experts, k;
   bool ties = false;  // many equal logits
 
-  int64_t rows() const { return sequences * rule.sequence_length; }
+  int64_t rows() const { return sequences * rule.balanced_rows; }
 };
 
 constexpr RouterScore softmax = RouterScore::softmax, sigmoid_score = RouterScore::sigmoid;
@@ -25,7 +25,7 @@ const Routing routings[] = {{{softmax, true, 1, 5}, 3, 7, 2},          {{softmax
 
 std::string name_of(const Routing& routing) {
   return fmt::format("{} T={} B={} E={} k={} scale={}{}{}", router_score_names[routing.rule.score],
-                     routing.rule.sequence_length, routing.sequences, routing.experts, routing.k, routing.rule.scale,
+                     routing.rule.balanced_rows, routing.sequences, routing.experts, routing.k, routing.rule.scale,
                      routing.rule.renormalise ? " renormalised" : "", routing.ties ? " ties" : "");
 }
 
@@ -68,7 +68,7 @@ struct Reference {
   }
   double balance(int64_t sequence) const {
     double sum = 0;
-    const int64_t length = routing.rule.sequence_length;
+    const int64_t length = routing.rule.balanced_rows;
     for (int64_t e = 0; e < routing.experts; ++e) {
       double num_routed = 0, shares = 0;
       for (int64_t row = sequence * length; row < (sequence + 1) * length; ++row) {
@@ -88,7 +88,7 @@ struct Reference {
       squares += log_sum(row) * log_sum(row);
       for (int64_t e = 0; e < routing.experts; ++e) entropy -= share(row, e) * std::log(share(row, e));
     }
-    all.insert(all.end(), {balances, squares, entropy});
+    all.insert(all.end(), {balances, squares, entropy, 0});  // no copy is dropped
     return all;
   }
 
@@ -125,7 +125,7 @@ void check_route(Trial& trial, const Routing& routing, bool with_statistics) {
   Operand& rows = trial.output(DType::i32, 1, n * k);
   Operand& weights = trial.output(DType::f32, 1, n * k);
   Operand& offsets = trial.output(DType::i32, 1, e + 1);
-  Operand& statistics = trial.in_out(DType::f64, 1, e + 3);
+  Operand& statistics = trial.in_out(DType::f64, 1, num_routing_sums(e));
   const std::vector<double> before = statistics.values();
   trial.run(RouteTokens{.rule = routing.rule,
                         .logits = logits.matrix(),
@@ -177,7 +177,7 @@ void check_backward(Trial& trial, const Routing& routing, double balance_factor,
       loss += d_weights.at(0, reference.slots[static_cast<size_t>(row * k + j)]) * reference.weight(row, j);
     const double log_sum = reference.log_sum(row);
     return loss +
-           4 * (balance_factor * reference.balance(row / routing.rule.sequence_length) + z_factor * log_sum * log_sum);
+           4 * (balance_factor * reference.balance(row / routing.rule.balanced_rows) + z_factor * log_sum * log_sum);
   };
   std::vector<double> expected;
   double largest = 1;
@@ -204,7 +204,7 @@ void check_nan(Trial& trial) {
   const double nan = std::nan("");
   const Operand& logits = trial.input(DType::f32, 2, 3, {nan, nan, nan, 1, nan, 2});
   Operand& experts = trial.output(DType::i32, 2, 3);
-  trial.run(RouteTokens{.rule = {.sequence_length = 2},
+  trial.run(RouteTokens{.rule = {.balanced_rows = 2},
                         .logits = logits.matrix(),
                         .experts = experts.matrix(),
                         .slots = trial.output(DType::i32, 2, 3).matrix(),
@@ -311,18 +311,18 @@ void check_activation(Trial& trial, ActivationKind kind, DType dtype) {
 void check_rejections(Trial& trial) {
   require_experts(trial);
   const Operand& logits = trial.input(DType::f32, 4, 3);
-  RouteTokens op{.rule = {.sequence_length = 2},
+  RouteTokens op{.rule = {.balanced_rows = 2},
                  .logits = logits.matrix(),
                  .experts = trial.output(DType::i32, 4, 2).matrix(),
                  .slots = trial.output(DType::i32, 4, 2).matrix(),
                  .rows = trial.output(DType::i32, 1, 8).matrix(),
                  .weights = trial.output(DType::f32, 1, 8).matrix(),
                  .offsets = trial.output(DType::i32, 1, 4).matrix()};
-  op.rule.sequence_length = 3;
+  op.rule.balanced_rows = 3;
   trial.expect_rejected(op, "half a sequence");
-  op.rule = {.scale = 0, .sequence_length = 2};
+  op.rule = {.scale = 0, .balanced_rows = 2};
   trial.expect_rejected(op, "weights of 0");
-  op.rule = {.sequence_length = 2};
+  op.rule = {.balanced_rows = 2};
   op.offsets.cols = 3;
   trial.expect_rejected(op, "fewer offsets than experts");
 }
@@ -337,20 +337,20 @@ void add_benches(Suite& suite) {
   };
   suite.add_bench<RouteTokens>("N=2048 E=64 k=4", [=](Trial& t) {
     require_experts(t);
-    t.time(RouteTokens{.rule = {.sequence_length = 512},
+    t.time(RouteTokens{.rule = {.balanced_rows = 512},
                        .logits = t.input(DType::f32, n, e).matrix(),
                        .experts = t.output(DType::i32, n, k).matrix(),
                        .slots = t.output(DType::i32, n, k).matrix(),
                        .rows = t.output(DType::i32, 1, n * k).matrix(),
                        .weights = t.output(DType::f32, 1, n * k).matrix(),
                        .offsets = t.output(DType::i32, 1, e + 1).matrix(),
-                       .statistics = t.in_out(DType::f64, 1, e + 3).matrix()});
+                       .statistics = t.in_out(DType::f64, 1, num_routing_sums(e)).matrix()});
   });
   suite.add_bench<RouteTokensBackward>("N=2048 E=64 k=4", [=](Trial& t) {
     require_experts(t);
     std::vector<double> experts;
     for (int64_t i = 0; i < n * k; ++i) experts.push_back(static_cast<double>(i % e));
-    t.time(RouteTokensBackward{.rule = {.sequence_length = 512},
+    t.time(RouteTokensBackward{.rule = {.balanced_rows = 512},
                                .balance_factor = 1,
                                .z_factor = 1,
                                .state = Trial::pointer<const StepState>(t.in_out_value(StepState{})),

@@ -56,7 +56,7 @@ inline TrainedExperts train_experts(const RunConfig& config, int64_t ranks, int 
 inline void check_routing(const MoeConfig& moe, const std::vector<double>& a, const std::vector<double>& b) {
   REQUIRE(a.size() == b.size());
   REQUIRE(!a.empty());
-  const auto of_layer = static_cast<size_t>(moe.experts + 3);
+  const auto of_layer = static_cast<size_t>(num_routing_sums(moe.experts));
   for (size_t i = 0; i < a.size(); ++i) {
     if (i % of_layer < static_cast<size_t>(moe.experts)) {
       CHECK(a[i] == b[i]);

@@ -143,8 +143,20 @@ class SpecBuilder {
     TensorSpec& router = add("router.weight", {model_.moe.experts, model_.hidden_size}, Init::normal, Split::none);
     router.norm_use = NormUse::router;
     router.of_block_matrix = false;
+    const auto add_loads = [&](const char* name) {
+      TensorSpec& loads = add(name, {model_.moe.experts}, Init::zeros, Split::none);
+      loads.norm_use = NormUse::router;
+      loads.follows_loads = true;
+    };
+    if (model_.moe.router_bias_rate > 0) add_loads("router.bias");
+    if (model_.moe.aux_over == BalanceOver::global) add_loads("router.excess");
     if (!experts_apart_) add_experts(width);
     if (model_.moe.shared == 0) return;
+    if (model_.moe.shared_gate == SharedGate::sigmoid) {
+      TensorSpec& gate = add("shared.gate.weight", {1, model_.hidden_size}, Init::normal, Split::none);
+      gate.norm_use = NormUse::router;
+      gate.of_block_matrix = false;
+    }
     add_column_linear("shared.in", ffn_sections(model_.moe.shared_ffn_hidden_size), model_.bias);
     add_row_linear("shared.out", model_.moe.shared_ffn_hidden_size);
   }

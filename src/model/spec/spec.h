@@ -53,6 +53,7 @@ struct TensorSpec {
   NormUse norm_use;
   bool of_block_matrix = false;  // a matrix of a transformer block
   int32_t expert = -1;           // number of the expert that it belongs to; -1: none
+  bool follows_loads = false;    // set by the experts' loads, not by a gradient (optim/router_balance.h)
 
   int64_t count() const;  // elements of `shape`
   bool is_matrix() const { return shape.size() == 2; }

@@ -56,7 +56,10 @@ const std::vector<Overrides> models = {
                   "model.rope_scaling_pattern=[]", "model.rope_factor=null", "model.activation=swiglu"}),
     with(llama, {R"(model.moe={"experts":3,"top_k":2,"ffn_hidden_size":64})", "model.ffn_hidden_size=64"}),
     with(llama, {R"(model.moe={"experts":3,"top_k":2,"ffn_hidden_size":64,"first":1,"every":1,"renormalise":false})",
-                 "model.qk_norm=true"})};
+                 "model.qk_norm=true"}),
+    with(llama, {R"(model.moe={"experts":3,"top_k":2,"ffn_hidden_size":64,"shared":1,"shared_ffn_hidden_size":40,)"
+                 R"("shared_gate":"sigmoid","renormalise":false})",
+                 "model.qkv_bias=true"})};
 
 // Returns the patterns of the folder's model with changed keys of config.json.
 std::vector<AttentionPattern> patterns_with(HfFolder& hf, const HfJson& changes) {
@@ -102,7 +105,7 @@ TEST_CASE("What is exported and imported is the same model, and is exported agai
   CHECK(classes == std::set<std::string>{"GPT2LMHeadModel", "GPTNeoForCausalLM", "LlamaForCausalLM",
                                          "MistralForCausalLM", "MinistralForCausalLM", "Qwen2ForCausalLM",
                                          "Qwen3ForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM",
-                                         "MixtralForCausalLM", "Qwen3MoeForCausalLM"});
+                                         "MixtralForCausalLM", "Qwen2MoeForCausalLM", "Qwen3MoeForCausalLM"});
 }
 
 TEST_CASE("The model's section is written for a config, with the precision asked for", "[hf]") {
@@ -345,8 +348,13 @@ TEST_CASE("What a class does and gptrain does not is refused by name", "[hf]") {
   CHECK(lacking(gpt2.refusal_with("architectures", HfJson::array({"GPTNeoXForCausalLM"})),
                 {"architectures = [\"GPTNeoXForCausalLM\"]: gptrain reads GPT2LMHeadModel, GPTNeoForCausalLM, "}) ==
         "");
+  CHECK(lacking(gpt2.refusal_with("architectures", HfJson::array({"GptOssForCausalLM"})),
+                {"; GptOssForCausalLM has a clamped SwiGLU, experts with biases and MXFP4 weights"}) == "");
   CHECK(lacking(gpt2.refusal_with("n_layer", nullptr), {"n_layer must be given"}) == "");
   CHECK(lacking(gpt2.refusal_with("n_head", 5), {"model.num_heads = 5: must divide model.hidden_size = 12"}) == "");
+  HfFolder experts(models.back());
+  CHECK(lacking(experts.refusal_with("use_sliding_window", true),
+                {"use_sliding_window = true: releases differ in the layers with windows"}) == "");
   HfFolder plain(llama);
   CHECK(lacking(plain.refusal_with("attention_bias", true), {"mlp_bias = false: must be attention_bias, true"}) == "");
   CHECK(lacking(plain.refusal_with("hidden_act", "gelu"), {"hidden_act = \"gelu\""}) == "");

@@ -58,8 +58,10 @@ const std::map<std::string, Sample> samples = {
     {"model.init_std", {"0.01", {}}},
     {"model.z_loss", {"1e-4", {}}},
     {"model.moe",
-     {R"({"experts":6,"top_k":3,"ffn_hidden_size":512,"shared":1,"shared_ffn_hidden_size":256,"every":2,"first":1,)"
-      R"("score":"sigmoid","renormalise":false,"scale":2.5,"aux_loss":0.5,"z_loss":0.25})",
+     {R"({"experts":6,"top_k":4,"ffn_hidden_size":512,"shared":1,"shared_ffn_hidden_size":256,"shared_gate":"sigmoid",)"
+      R"("every":2,"first":1,"score":"sigmoid","renormalise":false,"scale":2.5,"router_bias_rate":0.125,"groups":3,)"
+      R"("group_top_k":2,"capacity":1.25,"capacity_over":"rank","drop":"position","aux_loss":0.5,)"
+      R"("aux_over":"micro-batch","z_loss":0.25,"jitter":0.125})",
       {"model.bias=false"}}},
     {"model.mup", {"64", {}}},
     {"data.train", {R"([{"path":"a","weight":2.0}])", {}}},
@@ -84,6 +86,9 @@ const std::map<std::string, Sample> samples = {
        R"(model.moe={"experts":4,"top_k":2})"}}},
     {"parallel.expert_room",
      {"1.5", {"parallel.tensor=2", "parallel.expert=2", "model.bias=false", R"(model.moe={"experts":4,"top_k":2})"}}},
+    {"parallel.expert_overflow",
+     {R"("drop")",
+      {"parallel.tensor=2", "parallel.expert=2", "model.bias=false", R"(model.moe={"experts":4,"top_k":2})"}}},
     {"parallel.pipeline", {"2", {}}},
     {"parallel.virtual_stages", {"3", {"parallel.pipeline=2", "parallel.pipeline_schedule=interleaved"}}},
     {"parallel.pipeline_schedule", {R"("gpipe")", {"parallel.pipeline=2"}}},

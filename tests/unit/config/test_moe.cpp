@@ -73,6 +73,44 @@ TEST_CASE("keys without a part for experts are refused beside them") {
     CHECK(moe_fault(moe, {other}).find("model.moe") != std::string::npos);
 }
 
+TEST_CASE("keys of balance, groups and capacity are refused where they have no effect") {
+  const auto fault_with = [](const std::string& keys, const Overrides& more = {}) {
+    return moe_fault(R"({"experts":12,"top_k":4,)" + keys + "}", more);
+  };
+  CHECK(moe_of(R"({"experts":12,"top_k":4})").group_top_k == 1);
+  CHECK(fault_with(R"("group_top_k":2)") ==
+        "model.moe.group_top_k = 2: has no effect unless model.moe.groups is above 1 (try 1)");
+  CHECK(fault_with(R"("groups":5,"group_top_k":1)") ==
+        "model.moe.groups = 5: must divide model.moe.experts = 12 (try 6 or 4)");
+  CHECK(
+      fault_with(R"("groups":4)") ==
+      "model.moe.group_top_k = 4: must be less than model.moe.groups = 4, and divide model.moe.top_k = 4 into at most "
+      "3 experts of a group (try 2)");
+  CHECK(
+      fault_with(R"("groups":4,"group_top_k":1)") ==
+      "model.moe.group_top_k = 1: must be less than model.moe.groups = 4, and divide model.moe.top_k = 4 into at most "
+      "3 experts of a group (try 2)");
+  CHECK(moe_fault(R"({"experts":2,"top_k":2,"aux_loss":0,"router_bias_rate":0.001})") ==
+        "model.moe.router_bias_rate = 0.001: balances nothing with model.moe.top_k = model.moe.experts (try 0)");
+  CHECK(fault_with(R"("aux_loss":0,"aux_over":"global")") ==
+        "model.moe.aux_over = \"global\": has no effect unless model.moe.aux_loss is above 0 (try \"sequence\")");
+  CHECK(fault_with(R"("capacity":0.5)") ==
+        "model.moe.capacity = 0.5: must be 0 or at least 1: less drops tokens even of equal loads (try 1)");
+  CHECK(fault_with(R"("capacity_over":"rank")") ==
+        "model.moe.capacity_over = \"rank\": has no effect unless model.moe.capacity is above 0 (try \"sequence\")");
+  CHECK(fault_with(R"("drop":"position")") ==
+        "model.moe.drop = \"position\": has no effect unless model.moe.capacity is above 0 (try \"probability\")");
+  CHECK(fault_with(R"("shared_gate":"sigmoid")") ==
+        "model.moe.shared_gate = \"sigmoid\": has no effect unless model.moe.shared is above 0 (try \"none\")");
+  CHECK(fault_with(R"("router_bias_rate":0.001)", {"memory.offload_optimizer=disk"})
+            .find("memory.offload_optimizer = \"disk\": must be \"none\": updates beside the device do not see the "
+                  "experts' "
+                  "loads, with model.moe.router_bias_rate (try \"none\")") != std::string::npos);
+  CHECK(fault_with(R"("aux_over":"global")", {R"(comm.compression={"kind":"int8"})"})
+            .find("errors of compression would move vectors that have no gradient, with model.moe.aux_over = "
+                  "\"global\"") != std::string::npos);
+}
+
 TEST_CASE("ranks share experts evenly, or not at all") {
   const std::string moe = R"(model.moe={"experts":6,"top_k":2})";
   const auto refused = [&](Overrides more, int64_t ranks) {

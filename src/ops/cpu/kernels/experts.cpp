@@ -44,6 +44,41 @@ inline int32_t next_expert(const float* logits, int64_t count, int32_t last) {
   return best;
 }
 
+// Computes the numbers by which a row's experts are chosen, s + bias.
+void choice_keys(const RouteTokens& op, int64_t row, float* keys) {
+  const int64_t count = op.logits.cols;
+  const float* const logits = row_of<const float>(op.logits, row);
+  if (op.rule.score == RouterScore::softmax) {
+    const RowSoftmax softmax(logits, count);
+#pragma omp simd
+    for (int64_t e = 0; e < count; ++e) keys[e] = softmax.share(logits[e]);
+  } else {
+#pragma omp simd
+    for (int64_t e = 0; e < count; ++e) keys[e] = sigmoid(logits[e]);
+  }
+  const float* const bias = op.bias.rows > 0 ? row_of<const float>(op.bias, 0) : nullptr;
+  for (int64_t e = 0; bias != nullptr && e < count; ++e) keys[e] += bias[e];
+}
+
+// Lowers the numbers of experts in groups that are not chosen to minus infinity. `chosen`: experts of a row.
+void leave_groups(const RouterRule& rule, int64_t chosen, float* keys, int64_t count) {
+  const int64_t size = count / rule.groups;
+  float sums[most_expert_groups];
+  for (int64_t g = 0; g < rule.groups; ++g) {
+    sums[g] = 0;
+    int32_t last = -1;
+    for (int64_t j = 0; j < chosen / rule.group_top_k; ++j) {
+      last = next_expert(keys + g * size, size, last);
+      if (last >= 0) sums[g] += keys[g * size + last];
+    }
+  }
+  for (int64_t g = 0; g < rule.groups; ++g) {
+    int64_t before = 0;
+    for (int64_t i = 0; i < rule.groups; ++i) before += sums[i] > sums[g] || (sums[i] == sums[g] && i < g) ? 1 : 0;
+    for (int64_t e = 0; before >= rule.group_top_k && e < size; ++e) keys[g * size + e] = -infinity;
+  }
+}
+
 // RETURNS the first expert that is not among the chosen ones, which a row with logits that are no numbers takes.
 inline int32_t first_left(const int32_t* chosen, int64_t num_chosen) {
   for (int32_t e = 0;; ++e) {
@@ -78,13 +113,14 @@ float add_weight_gradients(const RouteTokensBackward& op, int64_t row, const Sco
   const int64_t k = op.experts.cols;
   const auto scale = static_cast<float>(op.rule.scale);
   const float divisor = ChosenScores(op.rule, logits, experts, k, score).divisor;
+  const auto d_weight = [&](int64_t j) { return slots[j] < 0 ? 0.0F : d_weights[slots[j]]; };
   float mean = 0;  // mean of the gradients of the weights before `scale`, each times its weight
   for (int64_t j = 0; j < k && op.rule.renormalise; ++j)
-    mean += score(logits[experts[j]]) / divisor * scale * d_weights[slots[j]];
+    mean += score(logits[experts[j]]) / divisor * scale * d_weight(j);
   float sum = 0;
   for (int64_t j = 0; j < k; ++j) {
     const float logit = logits[experts[j]];
-    const float d_score = (scale * d_weights[slots[j]] - mean) / divisor;
+    const float d_score = (scale * d_weight(j) - mean) / divisor;
     d_logits[experts[j]] += d_score * slope(logit);
     sum += d_score * score(logit);
   }
@@ -141,6 +177,7 @@ void combine_row(const CombineRows& op, int64_t row) {
     const int64_t count = cols - first < width ? cols - first : width;
     alignas(64) float sum[width] = {};
     for (int64_t j = 0; j < op.slots.cols; ++j) {
+      if (slots[j] < 0) continue;
       const C* const x = row_of<const C>(op.x, slots[j]) + first;
 #pragma omp simd
       for (int64_t i = 0; i < count; ++i) sum[i] += load(x + i);
@@ -216,10 +253,15 @@ void with_activation(ActivationKind kind, const Body& body) {
 
 }  // namespace
 
-void choose_experts(const RouteTokens& op, int64_t first_row, int64_t end_row) {
+void choose_experts(const RouteTokens& op, float* keys, int64_t first_row, int64_t end_row) {
   const int64_t k = op.experts.cols;
   for (int64_t row = first_row; row < end_row; ++row) {
-    const float* const logits = row_of<const float>(op.logits, row);
+    const float* logits = row_of<const float>(op.logits, row);
+    if (keys != nullptr) {
+      choice_keys(op, row, keys + row * op.logits.cols);
+      if (op.rule.groups > 1) leave_groups(op.rule, k, keys + row * op.logits.cols, op.logits.cols);
+      logits = keys + row * op.logits.cols;
+    }
     int32_t* const experts = row_of<int32_t>(op.experts, row);
     int32_t last = -1;
     for (int64_t j = 0; j < k; ++j) {
@@ -231,17 +273,15 @@ void choose_experts(const RouteTokens& op, int64_t first_row, int64_t end_row) {
   }
 }
 
-void weigh_experts(const RouteTokens& op, int64_t first_row, int64_t end_row) {
+void weigh_experts(const RouteTokens& op, float* weights, int64_t first_row, int64_t end_row) {
   const int64_t k = op.experts.cols;
-  float* const weights = row_of<float>(op.weights, 0);
   const auto scale = static_cast<float>(op.rule.scale);
   for (int64_t row = first_row; row < end_row; ++row) {
     const float* const logits = row_of<const float>(op.logits, row);
     const int32_t* const experts = row_of<const int32_t>(op.experts, row);
-    const int32_t* const slots = row_of<const int32_t>(op.slots, row);
     const auto weigh = [&](const auto& score) {
       const float divisor = ChosenScores(op.rule, logits, experts, k, score).divisor;
-      for (int64_t j = 0; j < k; ++j) weights[slots[j]] = score(logits[experts[j]]) / divisor * scale;
+      for (int64_t j = 0; j < k; ++j) weights[row * k + j] = score(logits[experts[j]]) / divisor * scale;
     };
     if (op.rule.score == RouterScore::softmax) {
       const RowSoftmax softmax(logits, op.logits.cols);
@@ -253,8 +293,8 @@ void weigh_experts(const RouteTokens& op, int64_t first_row, int64_t end_row) {
 }
 
 void routing_statistics(const RouteTokens& op, int64_t sequence, double* sums, double* shares) {
-  const int64_t count = op.logits.cols, length = op.rule.sequence_length, k = op.experts.cols;
-  for (int64_t e = 0; e < count + 3; ++e) sums[e] = 0;
+  const int64_t count = op.logits.cols, length = op.rule.balanced_rows, k = op.experts.cols;
+  for (int64_t e = 0; e < num_routing_sums(count); ++e) sums[e] = 0;
   for (int64_t e = 0; e < count; ++e) shares[e] = 0;
   for (int64_t row = sequence * length; row < (sequence + 1) * length; ++row) {
     const float* const logits = row_of<const float>(op.logits, row);
@@ -274,6 +314,12 @@ void routing_statistics(const RouteTokens& op, int64_t sequence, double* sums, d
     sums[count + 2] += entropy;
   }
   double balance = 0;
+  if (op.excess.rows > 0) {
+    const float* const excess = row_of<const float>(op.excess, 0);
+    for (int64_t e = 0; e < count; ++e) balance += (1 + static_cast<double>(excess[e])) * shares[e];
+    sums[count] = balance / static_cast<double>(length);
+    return;
+  }
   for (int64_t e = 0; e < count; ++e) balance += sums[e] * shares[e];
   sums[count] = balance * static_cast<double>(count) / static_cast<double>(length * length * k);
 }
@@ -282,13 +328,38 @@ void route_tokens_backward(const RouteTokensBackward& op, const float* balance, 
   const float z_factor = static_cast<float>(op.z_factor) * op.state->loss_scale.value;
   for (int64_t row = first_row; row < end_row; ++row) {
     const float* const of_row =
-        op.balance_factor > 0 ? balance + row / op.rule.sequence_length * op.logits.cols : nullptr;
+        op.balance_factor > 0 ? balance + row / op.rule.balanced_rows * op.logits.cols : nullptr;
     if (op.rule.score == RouterScore::softmax) {
       softmax_gradients(op, row, of_row, z_factor);
     } else {
       sigmoid_gradients(op, row, of_row, z_factor);
     }
   }
+}
+
+void jitter_rows(const JitterRows& op, int64_t first_row, int64_t end_row) {
+  const auto width = static_cast<float>(2 * op.dropout.p), least = static_cast<float>(1 - op.dropout.p);
+  with_type(op.x.dtype, [&](auto type) {
+    using C = decltype(type);
+    for (int64_t row = first_row; row < end_row; ++row) {
+      const int64_t of_batch = op.dropout.first_row + row;
+      const auto token = static_cast<uint32_t>(op.token_rows.token(of_batch));
+      const auto sample = static_cast<uint64_t>(op.dropout.sample_ids[op.token_rows.sequence(of_batch)]);
+      const C* const x = row_of<const C>(op.x, row);
+      float* const y = row_of<float>(op.y, row);
+      for (int64_t first = 0; first < op.x.cols; first += 4) {
+        const auto words = philox(op.dropout.key, {static_cast<uint32_t>(first / 4), token,
+                                                   static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32)});
+        for (int64_t i = first; i < first + 4 && i < op.x.cols; ++i)
+          y[i] = load(x + i) * (least + width * uniform_open_closed(words[static_cast<size_t>(i - first)]));
+      }
+    }
+  });
+}
+
+void gate_rows(const GateRows& op, int64_t first_row, int64_t end_row) {
+  float* const weights = row_of<float>(op.weights, 0);
+  for (int64_t row = first_row; row < end_row; ++row) weights[row] = sigmoid(*row_of<const float>(op.logits, row));
 }
 
 void gather_rows(const GatherRows& op, int64_t first_row, int64_t end_row) {
