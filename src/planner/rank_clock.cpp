@@ -34,7 +34,9 @@ RankClock::RankClock(const StepLog& log, const EventTimes& times)
   for (const EventBlock& block : log.blocks) add(block);
   add(log.before);
   add(log.after);
-  if (std::any_of(log.blocks.begin(), log.blocks.end(), is_beside)) begin_after_another();
+  if (!std::any_of(log.blocks.begin(), log.blocks.end(), is_beside)) return;
+  begin_after_two();
+  begin_after_another();
 }
 
 void RankClock::begin_after_another() {
@@ -48,6 +50,28 @@ void RankClock::begin_after_another() {
     if (action.kind == ActionKind::gather && updates) waited = updates_.over(action.unit).time;
   }
   if (updates_.any()) updates_.begin_next_step(waited);
+}
+
+// Plays the updates of the step before the last one, and the backward passes after them, in which the disk is read
+// ahead.
+void RankClock::begin_after_two() {
+  double backward = 0;
+  Moment last;
+  bool is_backward = false;
+  for (const LoggedAction& action : log_.actions) {
+    const auto number = static_cast<size_t>(action.block);
+    if (action.kind == ActionKind::norm) break;
+    is_backward = is_backward || action.kind == ActionKind::loss;
+    for (size_t i = 0; is_backward && i < seconds_[number].size(); ++i)
+      if (log_.blocks[number][i].queue == Event::Queue::ops) backward += seconds_[number][i];
+  }
+  for (const LoggedAction& action : log_.actions) {
+    const auto number = static_cast<size_t>(action.block);
+    if (action.kind != ActionKind::update || !is_beside(log_.blocks[number])) continue;
+    updates_.play(action.unit, log_.blocks[number], seconds_[number], nullptr);
+    last.await(updates_.over(action.unit));
+  }
+  updates_.begin_next_step(last.time + backward);
 }
 
 void RankClock::await_update(const LoggedAction& action) {

@@ -77,6 +77,7 @@ class RankClock {
   Pending run_collective(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time);
   void run_away(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time);
   void run_postponed(const LoggedAction* action);
+  void begin_after_two();
   // Plays the updates of the step before.
   void begin_after_another();
   void await_update(const LoggedAction& action);
