@@ -352,8 +352,8 @@ TEST_CASE("What a class does and gptrain does not is refused by name", "[hf]") {
                 {"; GptOssForCausalLM has a clamped SwiGLU, experts with biases and MXFP4 weights"}) == "");
   CHECK(lacking(gpt2.refusal_with("n_layer", nullptr), {"n_layer must be given"}) == "");
   CHECK(lacking(gpt2.refusal_with("n_head", 5), {"model.num_heads = 5: must divide model.hidden_size = 12"}) == "");
-  HfFolder experts(models.back());
-  CHECK(lacking(experts.refusal_with("use_sliding_window", true),
+  HfFolder gated(models.back());
+  CHECK(lacking(gated.refusal_with("use_sliding_window", true),
                 {"use_sliding_window = true: releases differ in the layers with windows"}) == "");
   HfFolder plain(llama);
   CHECK(lacking(plain.refusal_with("attention_bias", true), {"mlp_bias = false: must be attention_bias, true"}) == "");

@@ -15,8 +15,10 @@ std::vector<LayerRouting> routing_of(std::vector<double> loads) {
   model.moe.experts = 4;
   model.moe.top_k = 1;
   model.moe.first = 1;
-  loads.insert(loads.end(), {0, 0, 0});
-  return layer_routing(model, 1, loads);
+  loads.insert(loads.end(), {0, 0, 0, 0});
+  BatchConfig batch;
+  batch.global = batch.micro = 1;
+  return layer_routing(model, batch, loads);
 }
 
 }  // namespace
