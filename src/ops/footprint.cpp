@@ -170,7 +170,8 @@ int64_t count_expected_rows(int64_t rows, int64_t expected, Footprint& footprint
 int64_t count_grouped(const Matrix& x, int64_t expected, const Matrix& weights, const Matrix& y, const Matrix& offsets,
                       Footprint& footprint) {
   footprint.bytes_moved -= weights.bytes();
-  const int64_t rows = count_expected_rows(x.rows, expected, footprint), experts = offsets.cols - 1;
+  const int64_t rows = count_expected_rows(x.rows, expected, footprint);
+  const int64_t experts = std::max<int64_t>(1, offsets.cols - 1);  // ops that a backend will refuse are asked, too
   footprint.bytes_moved += weights.bytes();
   footprint.model_flops = footprint.executed_flops = product_flops(rows, y.cols, x.cols);
   const int64_t of_expert = (rows + experts - 1) / experts;
