@@ -165,8 +165,10 @@ TEST_CASE("rows of experts without room are dropped and counted where the config
 
 TEST_CASE("model FLOPs of gated experts follow the formula, and balanced ones touch the planned memory") {
   for (const std::string& moe : {grouped, bounded}) {
-    for (const ExpertLayout& layout :
-         {ExpertLayout{1, {}}, {2, {"parallel.tensor=2", "batch.micro=2", "memory.recompute=selective"}}}) {
+    // In larger micro-batches logits would take the most memory, of which the padding behind the vocabulary is not
+    // written.
+    for (const ExpertLayout& layout : {ExpertLayout{1, {"batch.micro=1"}},
+                                       {2, {"parallel.tensor=2", "batch.micro=2", "memory.recompute=selective"}}}) {
       const RunConfig config = config_of(moe, layout);
       Flops flops = 0;
       for (int64_t rank = 0; rank < layout.ranks; ++rank)
