@@ -79,7 +79,7 @@ TEST_CASE("an unknown word is refused with the nearest one") {
         R"(memory.recompute = "every": must be one of none, selective, block, every_nth, optimal (try "every_nth"))");
   CHECK(
       fault({"model.preset=gpt2-125m"}) ==
-      R"(model.preset = "gpt2-125m": must be one of the 39 names that `gptrain config schema` lists (try "gpt2-124m"))");
+      R"(model.preset = "gpt2-125m": must be one of the 42 names that `gptrain config schema` lists (try "gpt2-124m"))");
 }
 
 TEST_CASE("an unknown key is refused with the nearest one") {
@@ -375,7 +375,7 @@ TEST_CASE("an override of null leaves a key to the preset") {
 
 TEST_CASE("a preset that is none is one fault, whatever it leaves open") {
   const std::string fault =
-      R"(model.preset = "llama-71b": must be one of the 39 names that `gptrain config schema` lists (try "llama-1b"))";
+      R"(model.preset = "llama-71b": must be one of the 42 names that `gptrain config schema` lists (try "llama-1b"))";
   CHECK(refusal(without_model, {"model.preset=llama-71b"}) == fault);
   CHECK(refusal(without_model, {"model.preset=llama-71b", "model.rope_theta=5", "parallel.tensor=2",
                                 "model.num_kv_heads=2", "precision.compute=bf16", "precision.linears=fp8"}) == fault);
