@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <fmt/format.h>
+#include <set>
 #include <utility>
 
 #include "base/error.h"
@@ -235,13 +236,24 @@ RunConfig checked_layout(const RunConfig& config, const RunLayout& layout) {
 
 namespace {
 
-// Calls body(expert, expert_tensor) for each mesh of experts on the ranks of a group's stage.
+// Calls body(expert, expert_tensor) for meshes of experts on the ranks of a group's stage: whole experts on every rank,
+// and those over as many ranks as a node has or as there can be, or as the config asks for. Sizes between these lie
+// between them in memory and traffic, and each takes a search as long as all layouts without experts.
 template <typename Body>
-void for_each_expert_mesh(const StepConfig& config, const LayoutGroup& group, const Body& body) {
+void for_each_expert_mesh(const StepConfig& config, const LayoutGroup& group, int64_t ranks_per_node,
+                          const Body& body) {
   body(1, 1);
   const int64_t of_stage = group.tensor * group.context * group.data;
-  for (const int64_t expert : divisors(config.model.moe.experts, of_stage)) {
-    if (expert == 1 || of_stage % expert != 0) continue;
+  std::vector<int64_t> sizes = divisors(config.model.moe.experts, of_stage);
+  std::erase_if(sizes, [&](int64_t size) { return of_stage % size != 0; });
+  std::set<int64_t> tried;
+  for (const int64_t size : sizes) {
+    if (size == sizes.back() || size == config.parallel.expert) tried.insert(size);
+  }
+  const auto beyond = std::upper_bound(sizes.begin(), sizes.end(), ranks_per_node);
+  if (beyond != sizes.begin()) tried.insert(*(beyond - 1));
+  for (const int64_t expert : tried) {
+    if (expert == 1) continue;
     body(expert, 1);
     if (group.tensor > 1 && of_stage % (expert * group.tensor) == 0) body(expert, group.tensor);
   }
@@ -270,7 +282,7 @@ std::vector<LayoutGroup> layout_groups(const StepConfig& config, int64_t world_s
                             .pipeline = stages,
                             .data = data,
                             .orders_differ = orders_differ};
-          for_each_expert_mesh(config, group, [&](int64_t expert, int64_t expert_tensor) {
+          for_each_expert_mesh(config, group, ranks_per_node, [&](int64_t expert, int64_t expert_tensor) {
             group.expert = expert;
             group.expert_tensor = expert_tensor;
             groups.push_back(group);
