@@ -131,8 +131,8 @@ WorkingFiles::Ticket WorkingFiles::begin(size_t piece, std::byte* data, bool wri
   job->writes = writes;
   job->data = data;
   for (size_t block = 0; block < num_blocks; ++block) job->left.push_back(block_of(piece, block).bytes);
-  const std::lock_guard lock(mutex_);
-  if (failure_) std::rethrow_exception(failure_);
+  std::unique_lock lock(mutex_);
+  throw_failure(lock);
   job->ticket = ++last_;
   waiting_[writes ? 1 : 0].push_back(job.get());
   jobs_.emplace(last_, std::move(job));
@@ -148,7 +148,7 @@ WorkingFiles::Times WorkingFiles::wait(Ticket ticket) {
     found = jobs_.find(ticket);
     return failure_ || found == jobs_.end() || found->second->over;
   });
-  if (failure_) std::rethrow_exception(failure_);
+  throw_failure(lock);
   if (found == jobs_.end()) return {};
   const Times times = found->second->times;
   jobs_.erase(found);
@@ -159,6 +159,20 @@ bool WorkingFiles::is_over(Ticket ticket) {
   const std::lock_guard lock(mutex_);
   const auto found = jobs_.find(ticket);
   return found == jobs_.end() || found->second->over || failure_ != nullptr;
+}
+
+// Throws what failed, if something has, once no transfer reads or writes memory, which may go then.
+void WorkingFiles::throw_failure(std::unique_lock<std::mutex>& lock) {
+  if (!failure_) return;
+  ended_.wait(lock, [this] { return failure_is_over_; });
+  std::rethrow_exception(failure_);
+}
+
+void WorkingFiles::end_failure() {
+  const std::lock_guard lock(mutex_);
+  if (!failure_ || failure_is_over_) return;
+  failure_is_over_ = true;
+  ended_.notify_all();
 }
 
 void WorkingFiles::fail(std::exception_ptr failure) {
@@ -183,6 +197,7 @@ WorkingFiles::Job* WorkingFiles::next_job() {
 
 void WorkingFiles::work() {
   while (true) {
+    if (free_tags_.size() == depth_) end_failure();
     try {
       Job* const job = free_tags_.empty() ? nullptr : next_job();
       if (job != nullptr) {

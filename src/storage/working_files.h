@@ -108,6 +108,8 @@ class WorkingFiles {
   void end_transfer(const EndedTransfer& ended);
   void check_block(const Job& job, size_t block) const;
   void fail(std::exception_ptr failure);
+  void end_failure();
+  void throw_failure(std::unique_lock<std::mutex>& lock);
   std::string text_of(const Job& job, size_t block) const;
   Block& block_of(size_t piece, size_t number) { return blocks_[first_block_[piece] + number]; }
 
@@ -134,6 +136,7 @@ class WorkingFiles {
   std::array<std::deque<Job*>, 2> waiting_;                // reads, writes: with transfers that have not begun
   Ticket last_ = done;
   std::exception_ptr failure_;
+  bool failure_is_over_ = false;  // no transfer is under way since
   bool ending_ = false;
   std::thread thread_;  // last: uses the above
 };
