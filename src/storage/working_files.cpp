@@ -161,7 +161,7 @@ bool WorkingFiles::is_over(Ticket ticket) {
   return found == jobs_.end() || found->second->over || failure_ != nullptr;
 }
 
-// Throws what failed, if something has, once no transfer reads or writes memory, which may go then.
+// Throws the failure, if there is one, once no transfer reads or writes memory, which its owner may then free.
 void WorkingFiles::throw_failure(std::unique_lock<std::mutex>& lock) {
   if (!failure_) return;
   ended_.wait(lock, [this] { return failure_is_over_; });
