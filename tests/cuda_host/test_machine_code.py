@@ -21,10 +21,10 @@ POWERS = r"advance_moments|update(_rounding)?<(Averaged<)?AdafactorVectors"
 # runs of keys) beside 1,024 fused multiply-adds of each product are 2%; with registers for all, one block would fit a
 # multiprocessor where two do. By such patterns in 16 bits, the tiles and runs of a block wait there for the loop over
 # keys: a tile of keys reads 12 to 16 numbers back beside 5,000 instructions.
-LOCAL = {r"(forward|backward_\w+)<FmaEngine<\w+>, \d, false>": 50,
-         r"(forward|backward_\w+)<FmaEngine<\w+>, \d, true>": 138,
-         r"backward_\w+<MmaEngine<\w+>, \d, true>": 30,
-         r"forward<MmaEngine<\w+>, \d, true>": 38}
+LOCAL = {r"(forward|backward_\w+)<FmaEngine<\w+>, \d, false, \w+>": 50,
+         r"(forward|backward_\w+)<FmaEngine<\w+>, \d, true, \w+>": 138,
+         r"backward_\w+<MmaEngine<\w+>, \d, true, \w+>": 30,
+         r"forward<MmaEngine<\w+>, \d, true, \w+>": 38}
 
 # Kernels in which a trip of a loop adds in f64 to the sum of the trip before: the most additions of a thread, reckoned
 # for the largest shapes of training (1.5B parameters, 16,384 tokens, 8 ranks).
@@ -63,7 +63,7 @@ WIDE = {
     r"update_blocks<AdamW8bit, float, bf16, true>": (4, 2),  # twice gradient and master
     r"chunk_norms<float>": (1, 0),
     r"query_key_forward<bf16, 8, 1>": (2, 2),  # both halves of a head
-    r"forward<MmaEngine<bf16>, 1, false>": (12, 0),  # four packs each of queries, keys, values
+    r"forward<MmaEngine<bf16>, 1, false, bf16>": (12, 0),  # four packs each of queries, keys, values
 }
 
 # Most loads of 8 bytes: a segment's members are read once, not again behind each store.
