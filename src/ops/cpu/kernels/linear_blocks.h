@@ -46,22 +46,6 @@ void pack_part_of_tile(Unit* out, const Lines& lines, int64_t count, int64_t dep
 
 #ifdef __AVX512F__
 
-inline void transpose_in_registers(Vec (&rows)[lanes]) {
-  IntVec low, high;
-  for (int i = 0; i < lanes; ++i) {
-    low[i] = i / 2 + i % 2 * lanes;
-    high[i] = low[i] + lanes / 2;
-  }
-  Vec mixed[lanes];
-  for (int round = 1; round < lanes; round *= 2) {
-    for (int i = 0; i < lanes / 2; ++i) {
-      mixed[2 * i] = __builtin_shuffle(rows[i], rows[i + lanes / 2], low);
-      mixed[2 * i + 1] = __builtin_shuffle(rows[i], rows[i + lanes / 2], high);
-    }
-    for (int i = 0; i < lanes; ++i) rows[i] = mixed[i];
-  }
-}
-
 // Sixteen elements of bfloat16, each in the lower half of a unit.
 inline BitsVec load_halves(const bf16* from) {
   using Halves [[gnu::vector_size(lanes * 2), gnu::aligned(2), gnu::may_alias]] = uint16_t;

@@ -165,15 +165,14 @@ inline void pack_row_pairs(Unit* out, int64_t stride, const bf16* from, int64_t 
   }
 }
 
-// out[j][i] = in[i][j] for a block of lanes x lanes units. Each round interleaves row i with row i + lanes / 2.
-inline void transpose_block(Unit* out, int64_t out_stride, const Unit* in, int64_t in_stride) {
+// rows[j][i] = rows[i][j]. Each round interleaves row i with row i + lanes / 2.
+inline void transpose_in_registers(Vec (&rows)[lanes]) {
   IntVec low, high;
   for (int i = 0; i < lanes; ++i) {
     low[i] = i / 2 + i % 2 * lanes;
     high[i] = low[i] + lanes / 2;
   }
-  Vec rows[lanes], mixed[lanes];
-  for (int i = 0; i < lanes; ++i) rows[i] = load(in + i * in_stride);
+  Vec mixed[lanes];
   for (int round = 1; round < lanes; round *= 2) {
     for (int i = 0; i < lanes / 2; ++i) {
       mixed[2 * i] = __builtin_shuffle(rows[i], rows[i + lanes / 2], low);
@@ -181,6 +180,13 @@ inline void transpose_block(Unit* out, int64_t out_stride, const Unit* in, int64
     }
     for (int i = 0; i < lanes; ++i) rows[i] = mixed[i];
   }
+}
+
+// out[j][i] = in[i][j] for a block of lanes x lanes units.
+inline void transpose_block(Unit* out, int64_t out_stride, const Unit* in, int64_t in_stride) {
+  Vec rows[lanes];
+  for (int i = 0; i < lanes; ++i) rows[i] = load(in + i * in_stride);
+  transpose_in_registers(rows);
   for (int i = 0; i < lanes; ++i) store(out + i * out_stride, rows[i]);
 }
 
