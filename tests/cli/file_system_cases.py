@@ -6,30 +6,20 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
 from cli_case import (CHECKPOINT, EXECUTABLE, FINISHED, REQUEUE, TIMEOUT_SECONDS, USAGE, CliCase, overrides,
                       tiny_config)
 from faults_cases import may_mount
+from preload_case import PreloadCase
 
 ENDLESS = overrides("run.steps=100000000", "checkpoint.every_steps=0")
 
 
-class FaultyCase(CliCase):
+class FaultyCase(PreloadCase):
     """Runs with the preload library of file_system.c."""
-
-    @classmethod
-    def setUpClass(cls):
-        compiler = shutil.which("cc") or shutil.which("gcc")
-        if compiler is None:
-            raise unittest.SkipTest("no C compiler")
-        folder = Path(tempfile.mkdtemp(prefix="gptrain-preload-"))
-        cls.addClassCleanup(shutil.rmtree, folder)
-        cls.library = folder / "file_system.so"
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", cls.library, Path(__file__).with_name("file_system.c"), "-ldl"],
-                       check=True)
+    source = "file_system.c"
 
     def environment(self, faults, folder):
         return {**os.environ, "LD_PRELOAD": str(self.library), "FAULTS": faults, "FOLDER": str(self.path(folder))}

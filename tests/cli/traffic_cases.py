@@ -1,32 +1,19 @@
 """Bytes that ranks send each other through sockets, beside the closed formulas."""
 import os
-import shutil
 import subprocess
-import tempfile
-import unittest
-from pathlib import Path
 
-from cli_case import EXECUTABLE, FINISHED, TIMEOUT_SECONDS, CliCase, overrides
+from cli_case import EXECUTABLE, FINISHED, TIMEOUT_SECONDS, overrides
 from ports import free_port
+from preload_case import PreloadCase
 
 ALL_TO_ALL, SEND = 3, 6  # numbers of src/comm/operation.h
 STEPS, LAYERS, HEADS, HEAD_SIZE, TOKENS, SAMPLES = 2, 2, 4, 8, 32, 4
 F32, F32_BYTES = 0, 4  # number of src/base/dtype.h
 
 
-class ContextTraffic(CliCase):
+class ContextTraffic(PreloadCase):
     """Runs with the preload library of socket_traffic.c."""
-
-    @classmethod
-    def setUpClass(cls):
-        compiler = shutil.which("cc") or shutil.which("gcc")
-        if compiler is None:
-            raise unittest.SkipTest("no C compiler")
-        folder = Path(tempfile.mkdtemp(prefix="gptrain-preload-"))
-        cls.addClassCleanup(shutil.rmtree, folder)
-        cls.library = folder / "socket_traffic.so"
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", cls.library, Path(__file__).with_name("socket_traffic.c"), "-ldl"],
-                       check=True)
+    source = "socket_traffic.c"
 
     def sent_by_ranks(self, ranks, operation, *arguments):
         """Returns the bytes of numbers in fp32 that each of the ranks, which are processes, sends in an operation."""
