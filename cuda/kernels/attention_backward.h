@@ -77,7 +77,7 @@ struct QuerySums {
   float lse, delta;
 };
 
-// `place`: of the query.
+// `place`: the query's.
 template <typename Operands, bool several_runs>
 __device__ QuerySums query_sums(const Operands& op, const KeyTiles<several_runs>& tiles, int64_t head_of_batch,
                                 int place) {
