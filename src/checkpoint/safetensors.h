@@ -72,14 +72,15 @@ SafetensorsHeader read_safetensors_header(const InputFile& file);
 std::string read_safetensors_header_bytes(const InputFile& file);
 SafetensorsHeader parse_safetensors_header(std::string_view bytes, const std::filesystem::path& path,
                                            int64_t file_bytes);
-// Returns the length of the first of several concatenated headers; 0 if there is none.
+// Returns the bytes of the first of several concatenated headers, its length field included; 0 if it is not complete.
 size_t safetensors_header_bytes(std::string_view headers);
 
 // A piece of a tensor: `bytes` bytes at `data` (aligned for any dtype, valid during the call only), the first of them
 // at byte `offset` of the tensor. Pieces come in order, without gaps, and end at multiples of 8 or at the tensor's end.
 using SafetensorsPiece = std::function<void(const std::byte* data, int64_t offset, int64_t bytes)>;
 
-// Reads one tensor in pieces and returns the CRC-32C of its bytes.
+// Reads one tensor in pieces and returns the CRC-32C of its bytes. THROWS Error(checkpoint) if a read fails, and
+// whatever `piece` throws.
 uint32_t stream_tensor(const InputFile& file, const SafetensorsEntry& entry, const SafetensorsPiece& piece);
 
 }  // namespace gptrain::checkpoint
