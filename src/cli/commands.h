@@ -1,4 +1,6 @@
-// The subcommands of gptrain. Each function adds one to the application; when chosen, it runs and sets `result`.
+// The subcommands of gptrain. run_program (cli/command_line.h) adds them all and then parses the command line, which
+// runs the chosen subcommand. Subcommands throw Error, whose ExitCode becomes the program's; `train` alone can end with
+// another code than 0 without an exception, and sets `result`.
 #pragma once
 
 #include <CLI/CLI.hpp>
