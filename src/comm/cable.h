@@ -46,12 +46,12 @@ class Cable {
   void cut() const;
 
  private:
-  // Precedes the bytes of a stream, and is a notice about it.
+  // Header on the wire: `data` is followed by bytes of the stream, the other kinds are complete messages about it.
   struct Frame {
     enum class Kind : int32_t { data, credit, end };
     Kind kind = Kind::data;
     int32_t stream = 0;
-    int64_t bytes = 0;  // data: that follow; credit: that the sender may be further ahead
+    int64_t bytes = 0;  // data: bytes that follow; credit: further bytes that the sender may send
   };
   struct Stream {
     int64_t credit = window_bytes;  // bytes that may be sent now

@@ -5,8 +5,8 @@
 //     cannot meet: each communicator is a duplicate under MPI, a set of connections under TCP, a meeting place of its
 //     own between threads, and an ncclComm on the lane's own stream under NCCL.
 //   - A lane runs its items one after another in the order of issue, whatever their groups. All ranks of a group issue
-//     its items on that lane in one order; items of several groups of a lane are in an order that is free of deadlock
-//     even if each waits for its peers.
+//     its items on that lane in the same order. If a lane has items of several groups, their order is free of deadlock
+//     even if every item waits for its peers.
 //   - Items of different lanes are unordered. An item that needs another lane's result is issued after a wait for it.
 //   - A rank's program, all lanes together, must finish even if every item were waited for where it is issued, except
 //     receives between stages, which are issued early and have lanes of their own. Schedules are checked for this. So

@@ -74,8 +74,8 @@ Rendezvous join_rendezvous(const Launch& launch, Socket master, const std::vecto
 
 enum class PeerPort { heartbeat, group };
 
-// Result of call_peer: a connection to another rank. `channel` may be used if `end` is CallEnd::proven; otherwise `end`
-// gives the reason at the last address that could be reached.
+// Result of call_peer: a connection to another rank. `channel` may be used only if `end` is CallEnd::proven. Any other
+// `end` says why the call failed; if several addresses were reached, it is the reason of the last one.
 struct PeerCall {
   CallEnd end = CallEnd::unreachable;
   FrameChannel channel{Socket()};
