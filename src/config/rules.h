@@ -1,5 +1,6 @@
 // Rules between keys, by area. Each area is a class in its own file that reads the config and adds faults through
-// Rules.
+// Rules. Some areas also fill in values that follow from other keys; config/checks.cpp calls them before the areas that
+// use these values.
 #pragma once
 
 #include <algorithm>
@@ -45,7 +46,8 @@ class Rules {
 
   bool is_given(const std::string& path) const { return given_.contains(path); }
 
-  // Returns true if rules may use the paths' values: none has a fault, and none comes from an unknown preset.
+  // Returns true if rules may use the values of the keys with these paths: none has a fault, and none comes from an
+  // unknown preset.
   bool sound(std::initializer_list<const char*> paths) const {
     return std::none_of(paths.begin(), paths.end(), [&](const char* path) {
       const bool of_preset = std::string_view(path).starts_with("model.") && !is_given(path);
@@ -53,11 +55,12 @@ class Rules {
     });
   }
 
+  // Adds a fault of a key's value. `nearest`: the valid value to propose. REQUIRES: a key has that path.
   void fault(const std::string& path, const std::string& rule, const std::string& nearest) {
     faults_.add(path, show_value(find_field(path)->get(config_)), rule, nearest);
   }
 
-  // Number of data ranks; 1 if the mesh does not divide the ranks, which is reported when the mesh is made.
+  // Returns the number of data ranks; 1 if the sizes of the mesh do not divide the ranks, which resolve_mesh reports.
   int64_t data_ranks() const {
     const int64_t model_ranks = ranks_of_model(config_.parallel);
     return world_size_ % model_ranks == 0 ? world_size_ / model_ranks : 1;
