@@ -81,7 +81,8 @@ CountedPieces count_pieces(const CountOptions& options, const std::function<void
   const std::vector<TextInput> inputs = expand_inputs(options.inputs);
   options.reading.fields.refuse_unused(inputs);
   refuse_overwritten(inputs, options.out, "another --out");
-  // Well-known patterns can be cut between a word and the space before the next; other patterns perhaps not.
+  // With a well-known pattern, text may be cut between a word and the space after it. Other patterns may have pieces
+  // that span this border.
   const bool can_cut = std::holds_alternative<PatternKind>(options.stage);
   BlockReader reader(inputs, options.reading, [&](std::string_view text) { return can_cut ? last_safe_cut(text) : 0; });
   std::mutex mutex;
