@@ -71,7 +71,8 @@ struct PlannedStage {
   std::vector<KindPlan> kinds;
 };
 
-// Plans the first rank of each kind of a stage. Stops behind a rank that takes more than `enough` bytes of its device.
+// Plans a stage: tensor ranks with shards of equal sizes are one kind, of which the first is planned. Stops after a
+// rank that takes more than `enough` bytes of its device.
 PlannedStage plan_stage(const PlanCase& run, const Mesh& mesh, int64_t stage, int64_t enough) {
   PlannedStage planned{.choices = choose_step(run, static_cast<int32_t>(stage)), .kinds = {}};
   std::shared_ptr<const Program> program;  // the first rank's; ranks with an equal program share it
@@ -86,7 +87,7 @@ PlannedStage plan_stage(const PlanCase& run, const Mesh& mesh, int64_t stage, in
 }
 
 // Plans the stages on the process's cores and calls take(stage, planned) with one after the other on the calling
-// thread. Stops behind a stage with a rank that takes more than `enough` bytes of its device; the first stage is
+// thread. Stops after a stage with a rank that takes more than `enough` bytes of its device; the first stage is
 // planned alone, as it often suffices.
 template <typename Take>
 void for_each_stage(const PlanCase& run, const Mesh& mesh, const std::vector<int64_t>& stages, int64_t enough,

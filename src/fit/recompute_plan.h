@@ -38,8 +38,8 @@ class RecomputePlanner {
   // How copies to the host are chosen.
   struct Copies {
     double price = 0;  // factor on the time that the link takes for each byte; 0: copies cost the solver nothing
-    // True: each copy gets the time of one unit's pass, so that few bytes are in flight, but the step may wait. False:
-    // each gets as many passes as the link needs.
+    // True: each copy must end within one unit's pass; few bytes are then in flight, but the step may wait. False: each
+    // copy is given as many passes as the link needs.
     bool shortest = false;
   };
   // Offers choices for a budget, and makes `best` the best of them.

@@ -45,7 +45,8 @@ constexpr std::string_view activation = "memory.activation_bits=3";
 constexpr std::string_view inputs = "memory.saved_inputs=8";
 }  // namespace saving
 
-// Returns settings that save memory but change training, fit the config and are not part of it yet.
+// Returns settings, in the form of --set, that save memory but change training: those that the config allows and does
+// not have yet.
 inline std::vector<std::string> untried_methods(const StepConfig& config, const MemoryConfig& memory,
                                                 const Target& target) {
   std::vector<std::string> settings;
