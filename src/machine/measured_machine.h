@@ -86,6 +86,7 @@ std::string in_step_key(const Event& op, const OpKinds& kinds);
 // k), then FLOP/s. Attention: 2 (tokens of a sequence, size of a head), then executed FLOP/s. Other ops: 1 (bytes, as
 // their footprint counts them), then seconds.
 size_t sizes_of_op(std::string_view key);
+// Returns the kind of a table whose rows have that many sizes: rates for 2 or 3, seconds for 1.
 RateTable::Kind table_kind(size_t num_sizes);
 
 // The measured share whose threads are nearest to a rank's, and the corrections for that rank.
@@ -94,29 +95,34 @@ struct RankShare {
   double factor = 1;  // multiplies the tables' times: stretch, fewer threads than measured, threads that take turns
   double f32_flops = 0, half_flops = 0;  // upper limits of a product's FLOP/s on the share's threads; 0: not known
 };
-// `ranks` ranks of `threads` threads each share the machine. The machine must outlive the result.
+// Returns the share for one of `ranks` ranks, of `threads` threads each, that share the machine. REQUIRES: the machine
+// has shares, and outlives the result.
 RankShare share_of_rank(const MeasuredMachine& machine, int64_t ranks, int64_t threads);
 
 // Key beside the collectives' tables: seconds that handing a collective to a lane adds. The table has one row, for 1
 // byte.
 constexpr std::string_view hand_over_key = "hand_over";
 
-// Returns nothing if the op was not measured.
+// Returns the seconds of an op, or nothing if the op was not measured. REQUIRES: share.share is not null.
 std::optional<double> measured_op_seconds(const RankShare& share, const Event& op, DType compute, const OpKinds& kinds);
-// Returns the highest FLOP/s in the tables of products and attention of the dtype, scaled to all cores.
+// Returns the highest FLOP/s in the tables of products and attention of the dtype, scaled to all cores; 0 if none has
+// it.
 double best_product_rate(const MeasuredMachine& machine, DType dtype);
 // Returns the sizes at which the table of an op with matrix products is read.
 std::vector<double> product_sizes(const ProductShape& products);
 
 // Returns the seconds of a collective of a group of `ranks` ranks, while all `world` ranks of the machine communicate
-// in such groups. REQUIRES: the machine has links of that way.
+// in such groups; 0 if the collective was not measured. Without a measured group of that size the next larger counts,
+// else the largest. REQUIRES: the machine has links of that way.
 double measured_collective_seconds(const MeasuredMachine& machine, LinkWay way, int64_t ranks, int64_t world,
                                    Operation operation, double bytes);
 
 // Returns the profile's text, in which `source` ("measured: ...") stands beside each figure.
 std::string machine_text(const MeasuredMachine& machine, std::string_view source);
+// Returns true if machine_text wrote the profile; others are figures of a datasheet.
 bool is_measured_machine(const ProfileReader& reader);
-// Inverse of machine_text. Adds faults to the reader: call reader.finish() before using the result.
+// Returns the machine of a profile that machine_text wrote. Adds faults to the reader: call reader.finish() before
+// using the result.
 MeasuredMachine read_machine(ProfileReader& reader);
 
 }  // namespace gptrain::machine

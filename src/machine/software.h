@@ -16,7 +16,7 @@ constexpr std::string_view own_software = "gptrain";
 
 struct Software {
   std::string name = std::string(own_software);
-  std::string release = {};     // the release that published steps are of
+  std::string release = {};     // the version with which the published steps were measured
   bool fused_attention = true;  // false: scores of all pairs are stored, see unfused_attention_seconds
   bool own_attention = true;    // gptrain's own kernels run where the library of fused attention does not serve an op
   // By lane: whether ops run beside the lane's collectives. If not, the rank waits for each collective, and for each
@@ -45,14 +45,15 @@ struct Generation {
 };
 constexpr std::array<Generation, 2> published_generations = {{{"ampere", "A100", 8.0}, {"hopper", "H100", 9.0}}};
 
-// Returns the profile of that name (case-insensitive) or file, for devices of that compute capability: without a figure
-// for their generation it has that of the nearest. THROWS Error(usage) if there is none, or with all faults of the
-// file.
+// Returns the profile with that name (case-insensitive), or else in the file with that path. Its `slowness` is that of
+// the devices' generation, or of the other one if the profile has one only. THROWS Error(usage) if there is neither, or
+// with all faults of the file.
 Software find_software(std::string_view name, double compute_capability);
-std::vector<std::string> software_names();
-const std::vector<BuiltInProfile>& built_in_software();
+const std::vector<BuiltInProfile>& built_in_software();  // configs/software, compiled into the program
+std::vector<std::string> software_names();               // the built-in profiles', with gptrain's own
 
-// Returns the name of the software whose published steps are nearest to a layout on devices of that generation.
+// Returns the name of a trainer with published steps of similar layouts on such devices: for ZeRO 3 one that shards
+// weights, else one with tensor and pipeline parallelism. Devices older than the generations count as the oldest.
 std::string_view published_software(double compute_capability, int64_t zero);
 
 }  // namespace gptrain::machine
