@@ -70,7 +70,8 @@ class Head final : public Layer {
   // logits are saved for W.
   void loss(const LayerCall& call);
   void evaluate(const LayerCall& call);  // only adds the losses to state->loss_sum
-  // Computes the logits of one row in C, without a cap: out is [1, Vp], or the tensor rank's slice of it.
+  // Computes the logits of one row in the compute dtype. The caller applies model.logit_softcap. `out`: [1, Vp], or the
+  // tensor rank's slice of it.
   void logits(const LayerCall& call, int64_t row, const Matrix& out);
   void backward(const LayerCall& call, BackwardPart part) override;
 
