@@ -20,11 +20,14 @@ enum class Init : uint8_t { normal, zeros, constant };
 // column-parallel linears), by columns (dim 1: row-parallel linears), or by rows of the padded vocabulary.
 enum class Split : uint8_t { none, rows, columns, vocabulary };
 
-// Kind of a norm's weights, or of other small weights that ops read in f32: near 1, rounding to bf16 would shift a
-// whole feature by up to 0.4% in every row. Every tensor rank holds a norm's weights. A rank's gradient comes from its
-// own rows of the residual stream (of_rows, with sequence parallelism) or from its own heads (of_heads), and is summed
-// over ranks. Attention's sinks are split over the tensor ranks, as the heads are. Every tensor rank holds the matrix
-// of a mixture's router; its gradient comes from the rank's share of each expert, and is summed over ranks.
+// Kind of a norm's weights, or of other small weights that ops read in f32: rounding a weight near 1 to bf16 would
+// shift a whole feature by up to 0.4% in every row.
+//   of_rows   every tensor rank holds it; with sequence parallelism, gradients come from the rank's own rows of the
+//             residual stream, and are summed over the tensor ranks
+//   of_heads  every tensor rank holds it; gradients come from the rank's own heads, and are summed likewise
+//   sinks     attention's sinks, split over the tensor ranks as the heads are
+//   router    matrix of a mixture's router, held by every tensor rank; gradients come from the rank's share of each
+//             expert, and are summed likewise
 enum class NormUse : uint8_t { no_norm, of_rows, of_heads, sinks, router };
 
 // Part of the model in tables of parameter counts.
@@ -70,7 +73,7 @@ struct ModelSpec {
   std::vector<TensorSpec> tensors;  // unit after unit, in a fixed order within each
 
   int64_t parameters() const;  // elements of all tensors, without padding, each counted once
-  // By name: the index in `tensors`. REQUIRES: no two tensors have one name.
+  // Returns each tensor's index in `tensors` by its name, borrowed from it. REQUIRES: no two tensors have one name.
   std::unordered_map<std::string_view, size_t> numbers() const;
 };
 
@@ -78,7 +81,7 @@ struct ModelSpec {
 // Padding is zero and stays zero.
 constexpr int64_t vocab_multiple = 64;
 
-// RETURNS the list. `experts_apart`: ranks share experts, which then are units of their own.
+// RETURNS the list. `experts_apart`: experts are units of their own, as needed when they are spread over ranks.
 ModelSpec make_spec(const ModelConfig& model, bool experts_apart = false);
 
 }  // namespace gptrain::spec
