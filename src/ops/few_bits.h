@@ -20,8 +20,8 @@ constexpr int64_t code_bytes(int64_t cols, int bits) { return (cols + codes_in_g
 
 constexpr bool is_code_width(int64_t bits) { return bits >= 2 && bits <= 4; }
 
-// The pieces of |x|. A border belongs to the piece below it. Below 0 the derivative is 1 minus that of the mirrored
-// piece.
+// The pieces of |x|. A border belongs to the piece below it. For x < 0 the derivative is 1 - level, with the level of
+// the piece of |x|.
 template <int bits>
 struct ActivationPieces {
   static constexpr int count = 1 << (bits - 1);

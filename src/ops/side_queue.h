@@ -61,7 +61,7 @@ class SideQueue {
 
   // RETURNS host memory (pinned) that these copies read and write fast. THROWS Error(device) if there is not enough.
   virtual std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) = 0;
-  // RETURNS such memory for use by queued copies only; no other code may read or write it. THROWS as allocate_host.
+  // RETURNS pinned host memory that only queued copies may read and write. THROWS as allocate_host.
   virtual std::unique_ptr<DeviceMemory> allocate_for_copies(int64_t bytes) { return allocate_host(bytes); }
 
   // Sets a function that the backend's thread calls now and then while it waits for ops, until the queue is destroyed.
