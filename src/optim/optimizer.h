@@ -51,7 +51,7 @@ struct OptimizerType {
   // RETURNS the bytes of device memory that the optimizer needs beside the columns: tables of segments and sums.
   int64_t (*table_bytes)(const ParameterStore& parameters);
   // RETURNS the optimizer, which keeps the context's references. `tables` is device memory of table_bytes, owned by the
-  // caller and written here. `seed`: of stochastic rounding.
+  // caller and written here. `seed`: key of stochastic rounding's random numbers.
   std::unique_ptr<Optimizer> (*make)(const OptimizerConfig& config, const UpdateContext& context, uint64_t seed,
                                      std::byte* tables);
 };

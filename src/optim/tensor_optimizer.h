@@ -15,7 +15,8 @@ namespace gptrain::inline optim {
 
 // The table of sums by tensor, and the pass that computes this rank's share. Exactly one rank adds each element, the
 // one that adds it to the norm of the gradients (StepAgreement::agree), so that the same layouts give equal bits. With
-// SummedParts::tensors only tensors with weight decay are summed, with SummedParts::parts all.
+// SummedParts::tensors the table has only tensors with weight decay; with SummedParts::parts it has the parts of all
+// tensors.
 class TensorSums {
  public:
   // Uploads its segments to `tables`, device memory of table_bytes. Borrows the context's references.
