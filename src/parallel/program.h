@@ -37,7 +37,7 @@ struct Program {
   std::vector<RecordPart> record(const Action& action, const ArenaStarts& arenas) const;
 };
 
-// Returns the bytes of host memory that a unit's offloaded record needs for one micro-batch. `traits`: of that unit.
+// Returns the bytes of host memory that a unit's offloaded record needs for one micro-batch. `traits`: that unit's.
 int64_t record_bytes(const BufferBytes& bytes, const UnitTraits& traits, int32_t unit);
 
 // Places all buffers of the schedule: no two that are alive at the same time overlap. `record_place`: place of the

@@ -26,7 +26,8 @@ class StageLinks {
     // shares (scatter-gather of arXiv 2104.04473): every element is sent between the stages once.
     bool alike;
   };
-  // Begins the message's transfer, or waits for its end if !transfer.begins.
+  // Begins the message's transfer, or waits for its end if !transfer.begins. Every begun transfer is awaited by a later
+  // call; Lane says which errors that wait throws.
   void play(const Transfer& transfer, const StageMessage& message, const Payload& payload);
 
  private:

@@ -17,7 +17,7 @@ class UnitSlots {
   static constexpr size_t num_block_slots = 3;
 
   UnitSlots() = default;
-  // `bytes`: of each unit's values.
+  // `bytes`: by unit, the bytes of its values.
   explicit UnitSlots(const std::vector<int64_t>& bytes) : slots_(bytes.size()) {
     std::vector<int64_t> sizes(num_block_slots + 2);
     for (size_t unit = 0; unit < bytes.size(); ++unit) {

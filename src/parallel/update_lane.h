@@ -37,7 +37,7 @@ class UpdateLane {
   Backend& backend() { return backend_; }
   bool beside_device() const { return beside_device_; }
 
-  // Surround the calls of the ops that update a unit.
+  // Call `begin` before the ops that update a unit, and `end` after them. The lane's thread then runs the ops.
   void begin(int64_t unit);
   void end(int64_t unit);
   // Waits until the unit's update is over, its state not yet written.
