@@ -24,8 +24,8 @@
 namespace gptrain::inline planner {
 
 constexpr size_t num_classes = 12;
-// A layout's values of the keys of layout_keys, in their order, as numbers. Layouts with one value of one key are a
-// class.
+// A layout's values of the keys of layout_keys, in their order, as numbers. All layouts with the same value of a key
+// form a class.
 using ClassValues = std::array<int64_t, num_classes>;
 ClassValues class_values(const RunLayout& layout);
 

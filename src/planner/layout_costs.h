@@ -33,7 +33,7 @@ struct PassCost {
   double exposed_context = 0;  // and for the context lane
   double exposed_expert = 0;   // and for the expert lane
 
-  // Adds the costs of `count` such units.
+  // Adds the costs of `count` equal units.
   void add(const PassCost& cost, double count) {
     forward += count * cost.forward;
     backward_input += count * cost.backward_input;

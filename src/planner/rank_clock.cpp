@@ -52,8 +52,8 @@ void RankClock::begin_after_another() {
   if (updates_.any()) updates_.begin_next_step(waited);
 }
 
-// Plays the updates of the step before the last one, and the backward passes after them, in which the disk is read
-// ahead.
+// Begins two steps back. Plays that step's updates, and adds the time of the last step's backward passes, during which
+// the disk is read ahead.
 void RankClock::begin_after_two() {
   double backward = 0;
   Moment last;

@@ -21,7 +21,7 @@ struct RecomputeForecast {
     double recompute_share = 0;  // time of recomputation and of waits for copies, over the time of everything else
   };
   struct Point {
-    std::string name;            // values of the two keys: "optimal, offload optimal"
+    std::string name;            // values of memory.recompute and offload: "optimal, offload optimal"
     int64_t bytes = 0;           // activations of the stage that needs the most
     double recompute_share = 0;  // largest recompute_share of a stage
     double step_seconds = 0;     // 0: not known
@@ -33,7 +33,7 @@ struct RecomputeForecast {
   std::vector<OfStage> stages;
   std::vector<Point> curve;            // in rising order of bytes
   std::vector<Point> without_offload;  // the curve without offload; empty if `curve` has no offload
-  std::vector<Point> others;           // points for other values of the two keys
+  std::vector<Point> others;           // points for other values of the keys in Point::name
 };
 
 }  // namespace gptrain::planner
