@@ -1,4 +1,5 @@
-// The part of a dry run about state that is away: bytes of a step by link, and the bandwidths that it asks for.
+// The part of a dry run about optimizer state in host memory or on disk: the bytes that a step moves over each link,
+// and the bandwidth that would hide them.
 #pragma once
 
 #include <string>
@@ -8,7 +9,8 @@
 
 namespace gptrain::inline report {
 
-// Returns a section of the text; empty if no optimizer state is away or the machine's rates are not known.
+// Returns a section of the text; empty if all optimizer state is on the device, or the machine's rates
+// are not known.
 std::string links_section(const DryRun& input);
 nlohmann::ordered_json links_json(const DryRun& input);
 
