@@ -136,7 +136,7 @@ struct UnitTraits {
   // First of the units that are recomputed before this unit. Their outputs and saved values go to new buffers, which
   // later passes read until the unit is recomputed once more. -1: recomputation begins at this unit's own input.
   int32_t recompute_from = -1;
-  bool prepares_weights = false;  // has prepared_weights
+  bool prepares_weights = false;  // has a buffer prepared_weights
   int32_t sum_phases = 1;         // 1 or 2: phases of a sum of its gradients, with ops between them
   UnitOffload offload{};
   UnitUses uses{};

@@ -48,7 +48,7 @@ struct StepChoices {
     return std::any_of(optimizer_state.begin(), optimizer_state.end(),
                        [](MemoryPlace place) { return place != MemoryPlace::device; });
   }
-  bool backward_recomputes = false;  // orders passes as if each backward pass ran its forward pass again
+  bool backward_recomputes = false;  // passes are ordered for backward passes that include recomputation
   LayerChoices layers = {};
   std::string warning;  // one line about settings that do no good on the target; empty if there are none
 };
