@@ -15,8 +15,8 @@ namespace gptrain::inline step {
 
 class OtherBlocks {
  public:
-  // Borrows the step. `saved`: the layout that has saved. All functions do nothing if tensors were cut over as many
-  // ranks as now or the state has no blocks.
+  // Borrows the step. `saved`: the layout of the run that saved the checkpoint. All functions do nothing if that
+  // run cut tensors over as many ranks as this one, or if the state has no blocks.
   OtherBlocks(TrainingStep& step, const ParallelConfig& saved);
 
   // Replaces the slices for this rank's own scales by slices that load all saved scales of its tensors into this
