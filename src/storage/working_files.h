@@ -61,7 +61,7 @@ class WorkingFiles {
 
   // Begin to read or write a piece. The memory begins at a multiple of page_bytes and stays valid until `wait` has
   // returned. REQUIRES: no write of the piece is under way, and for a write no read; a piece is written before it is
-  // read.
+  // read. THROWS Error(checkpoint) if an earlier transfer failed.
   Ticket begin_read(size_t piece, std::byte* to);
   Ticket begin_write(size_t piece, const std::byte* from);
   // Waits for the ticket and returns its times; zeros if it was awaited before. THROWS Error(checkpoint), which names
