@@ -450,7 +450,7 @@ class DryRun(CliCase):
 
 
 class MicroBatches(CliCase):
-    """Micro-batches of a schedule, each of which it names in each layer."""
+    """The limit on micro-batches: a schedule has actions for each micro-batch and layer."""
     MOST = 2**22 // 3  # with one layer
 
     def test_more_than_a_schedule_may_have(self):

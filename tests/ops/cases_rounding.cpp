@@ -213,7 +213,7 @@ void add_rounding_cases(Suite& suite) {
   struct Box {
     int64_t size, cols, stride, first;
   };
-  // Whole rows, part of each row in whole packs, and without whole packs.
+  // Whole rows, then a part of each row: a whole number of packs, twice, and less than one pack.
   for (const Box& box : {Box{.size = 1000, .cols = 40, .stride = 40, .first = 0},
                          {.size = 100003, .cols = 40, .stride = 40, .first = 12},
                          {.size = 50001, .cols = 12, .stride = 40, .first = 4},

@@ -20,7 +20,7 @@ namespace {
 using namespace gptrain;
 using namespace gptrain::testing;
 
-// The model has two heads in every width, so that effects of sums over a head's features show too.
+// Number of heads at every width: heads then grow with the model, so that faults in sums over a head's features show.
 constexpr int num_heads = 2;
 
 using Values = std::vector<float>;

@@ -155,8 +155,9 @@ def mean_line(layouts):
 
 
 def figures_faults(page, text, blocks, printed, long=False):
-    """Yields, for each wrong row, its place, its content, and its correct cells (ours, difference) or None. `long`: of the rows
-    that take long, else of the others."""
+    """Yields, for each wrong row, its place, its content, and its correct cells (ours, difference) or None.
+
+    `long`: True checks only the rows that take long, False only the others."""
     layouts, before = [], math.inf
     for number, command, is_long, cells in figure_rows(text, blocks):
         for fault, correct in row_faults(cells, command, printed, layouts) if is_long == long else ():
