@@ -115,7 +115,7 @@ class Probe:
         self.rows.add(name, str(figure), unit, mark)
 
     def require(self, name, found, text):
-        """Notes a requirement. `text`: what was found, or how to get it."""
+        """Notes a requirement. `text`: the version found, or how to get it."""
         print(f"{name}: {text if found else 'MISSING: ' + text}", flush=True)
         if not found:
             self.missing.append(name)

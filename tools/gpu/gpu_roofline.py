@@ -71,7 +71,7 @@ def product_seconds(device, rows, cols, depth, traffic, splits=(1,)):
 
 
 def linears(device, model, name, inputs, outputs, rows=None):
-    """Returns {op: seconds} of one linear. `rows`: of a chunk of the head; None: all."""
+    """Returns {op: seconds} of one linear. `rows`: rows in a chunk of the head; None: all rows."""
     n = rows or model.rows
     read = 2 * (n * inputs + n * outputs + inputs * outputs)
     kept = 2 * n * outputs if name == "ffn_in" else 0  # the pre-activation
