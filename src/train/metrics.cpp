@@ -277,7 +277,7 @@ bool MetricsWriter::is_gone() const {
          !impl_->tensorboard->file().is_in_place();
 }
 
-std::vector<fs::path> MetricsWriter::begin_again() {
+std::vector<fs::path> MetricsWriter::restore_files() {
   std::vector<fs::path> lost;
   // An old file is kept if the new one cannot be opened.
   for (auto* const file : {&impl_->records, &impl_->samples}) {

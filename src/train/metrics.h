@@ -83,7 +83,7 @@ class MetricsWriter {
   bool is_gone() const;
   // Creates the files that are gone, continues those that lack records, and returns their paths. THROWS Error(usage) if
   // it cannot.
-  std::vector<std::filesystem::path> begin_again();
+  std::vector<std::filesystem::path> restore_files();
   // Makes all records so far survive a crash of the machine. Call before a checkpoint is saved, so that no checkpoint
   // is ahead of its metrics. Any thread, beside other calls.
   void sync() const;

@@ -96,10 +96,11 @@ void Reporter::look_for_files() {
   // Looks again, as a folder that has replaced the run's since the last look must get none of its files.
   folder_.look();
   if (!folder_.fault().empty()) return;
-  for (const fs::path& path : metrics_->begin_again()) {
+  for (const fs::path& path : metrics_->restore_files()) {
     print_err(
-        "warning: {} was removed, replaced or cut short while the run wrote to it: the next record begins it anew, or "
-        "goes on behind the rest\n",
+        "warning: {} was removed, replaced or cut short while the run wrote to it: the next record begins a new file, "
+        "or "
+        "is appended to the rest\n",
         path.string());
   }
   if (lost.empty()) return;
@@ -137,7 +138,7 @@ void Reporter::announce() const {
               total_matrix_flops_ / 1e9, dtype_name(limits_.compute));
     const bool splits_layers = groups.works(LaneKind::tensor), splits_sequences = groups.works(LaneKind::context);
     if (target.kind == Target::Kind::gpu && (splits_layers || splits_sequences))
-      print_out("forward and backward run op by op, as no CUDA graph holds the exchanges of {} groups\n",
+      print_out("forward and backward run op by op, as CUDA graphs cannot contain the exchanges of {} groups\n",
                 splits_layers ? "tensor" : "context");
   } else {
     print_out("this machine: {}, {:.0f} GFLOP/s in {} matrix products\n", device, limits_.matrix_flops / 1e9,

@@ -137,7 +137,7 @@ namespace {
 
 // Loads the errors of compressed gradients: each rank its own, or where another number of data ranks has saved them, an
 // equal share of their sum. Loads factors of the same rank. Errors and factors that the checkpoint does not have stay
-// as they are. `saved`: its config.
+// as they are. `saved`: the checkpoint's config.
 void load_residuals(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world,
                     const StepConfig& saved, int64_t saved_world) {
   const CompressionConfig& compression = saved.comm.compression;

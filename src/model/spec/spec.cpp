@@ -10,13 +10,14 @@ namespace {
 
 class SpecBuilder {
  public:
-  SpecBuilder(const ModelConfig& model, bool experts_apart) : model_(model), experts_apart_(experts_apart) {}
+  SpecBuilder(const ModelConfig& model, bool experts_are_units)
+      : model_(model), experts_are_units_(experts_are_units) {}
 
   ModelSpec build() {
     add_embedding();
     for (int64_t layer = 0; layer < model_.num_layers; ++layer) add_block(layer);
     add_head();
-    for (int64_t layer = 0; experts_apart_ && layer < model_.num_layers; ++layer) {
+    for (int64_t layer = 0; experts_are_units_ && layer < model_.num_layers; ++layer) {
       if (model_.ffn(layer).is_routed) add_experts_unit(layer);
     }
     return std::move(spec_);
@@ -150,7 +151,7 @@ class SpecBuilder {
     };
     if (model_.moe.router_bias_rate > 0) add_loads("router.bias");
     if (model_.moe.aux_over == BalanceOver::global) add_loads("router.excess");
-    if (!experts_apart_) add_experts(width);
+    if (!experts_are_units_) add_experts(width);
     if (model_.moe.shared == 0) return;
     if (model_.moe.shared_gate == SharedGate::sigmoid) {
       TensorSpec& gate = add("shared.gate.weight", {1, model_.hidden_size}, Init::normal, Split::none);
@@ -193,7 +194,7 @@ class SpecBuilder {
   }
 
   const ModelConfig& model_;
-  const bool experts_apart_;
+  const bool experts_are_units_;
   ModelSpec spec_;
   std::string prefix_;
   ModelPart part_ = ModelPart::embedding;  // part of the tensors being added
@@ -219,6 +220,8 @@ std::unordered_map<std::string_view, size_t> ModelSpec::numbers() const {
   return by_name;
 }
 
-ModelSpec make_spec(const ModelConfig& model, bool experts_apart) { return SpecBuilder(model, experts_apart).build(); }
+ModelSpec make_spec(const ModelConfig& model, bool experts_are_units) {
+  return SpecBuilder(model, experts_are_units).build();
+}
 
 }  // namespace gptrain::spec

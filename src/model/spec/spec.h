@@ -81,7 +81,7 @@ struct ModelSpec {
 // Padding is zero and stays zero.
 constexpr int64_t vocab_multiple = 64;
 
-// RETURNS the list. `experts_apart`: experts are units of their own, as needed when they are spread over ranks.
-ModelSpec make_spec(const ModelConfig& model, bool experts_apart = false);
+// RETURNS the list. `experts_are_units`: experts are units of their own, as needed when they are spread over ranks.
+ModelSpec make_spec(const ModelConfig& model, bool experts_are_units = false);
 
 }  // namespace gptrain::spec

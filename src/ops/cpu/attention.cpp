@@ -39,22 +39,24 @@ struct PickedBlocks {
   int all_tiles = 0;                // tiles of a head
   int64_t sharing = 1;              // query heads that share keys
   int64_t heads = 0, kv_heads = 0;  // heads of the largest run
-  int64_t heads_apart = 0;          // heads that are divided into runs together: a group, or all of a sequence
+  int64_t heads_per_part = 0;       // heads that are divided into runs together: a group, or all of a sequence
 
   int64_t num_blocks() const { return (all_tiles + tiles - 1) / tiles; }
   PlaceRange block(int64_t index) const {
     const int first = static_cast<int>(index) * tiles;
     return {first, std::min(first + tiles, all_tiles)};
   }
-  int64_t runs_per_part() const { return (heads_apart + heads - 1) / heads; }
+  int64_t runs_per_part() const { return (heads_per_part + heads - 1) / heads; }
   // RETURNS the runs in which keys are shared: neighbours.
   int64_t runs_per_group() const { return sharing > 1 ? runs_per_part() : 1; }
-  int64_t num_groups(int64_t num_heads) const { return num_heads / heads_apart * (runs_per_part() / runs_per_group()); }
+  int64_t num_groups(int64_t num_heads) const {
+    return num_heads / heads_per_part * (runs_per_part() / runs_per_group());
+  }
   // Calls f(head) for the heads of a run.
   template <typename F>
   void each_head(int64_t run, const F& f) const {
-    const int64_t part = run / runs_per_part() * heads_apart, first = run % runs_per_part() * heads;
-    for (int64_t i = first; i < std::min(first + heads, heads_apart); ++i) f(part + i);
+    const int64_t part = run / runs_per_part() * heads_per_part, first = run % runs_per_part() * heads;
+    for (int64_t i = first; i < std::min(first + heads, heads_per_part); ++i) f(part + i);
   }
 };
 
@@ -69,10 +71,10 @@ PickedBlocks picked_blocks(const Op& op, bool one_head) {
   PickedBlocks blocks;
   blocks.all_tiles = pass.num_query_tiles();
   blocks.sharing = op.num_heads / op.num_kv_heads;
-  blocks.heads_apart = blocks.sharing > 1 ? blocks.sharing : op.num_heads;
+  blocks.heads_per_part = blocks.sharing > 1 ? blocks.sharing : op.num_heads;
   const int least = pass.class_places / std::gcd(pass.class_places, attention_tile);
   const int64_t most_heads = one_head ? 1 : std::clamp<int64_t>(most_tiles / least, 1, max_picked_heads);
-  blocks.heads = std::min(blocks.heads_apart, most_heads);
+  blocks.heads = std::min(blocks.heads_per_part, most_heads);
   blocks.kv_heads = blocks.sharing > 1 ? 1 : blocks.heads;
   const int64_t fitting = std::max<int64_t>(1, wanted_tiles / (least * blocks.heads));
   blocks.tiles = static_cast<int>(std::min<int64_t>(least * fitting, blocks.all_tiles));

@@ -225,11 +225,11 @@ TEST_CASE("Samples that vanish, and records that are cut off, are missed") {
   CHECK_FALSE(writer.is_gone());
   std::filesystem::remove(out / "samples.jsonl");
   CHECK(writer.is_gone());
-  CHECK(writer.begin_again() == std::vector{out / "samples.jsonl"});
+  CHECK(writer.restore_files() == std::vector{out / "samples.jsonl"});
   writer.write_sample(2, "a", "b");
   CHECK(steps_of(out / "samples.jsonl") == std::vector<int64_t>{2});
   std::filesystem::resize_file(out / "metrics.jsonl", 0);
-  CHECK(writer.begin_again() == std::vector{out / "metrics.jsonl"});
+  CHECK(writer.restore_files() == std::vector{out / "metrics.jsonl"});
   CHECK_FALSE(writer.is_gone());
   writer.write_step(at_step(2));
   CHECK(steps_of(out / "metrics.jsonl") == std::vector<int64_t>{2});
