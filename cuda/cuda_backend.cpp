@@ -130,7 +130,7 @@ class CudaBackend final : public Backend {
     }
     if (choosing_) return;
     if (!has_fixed_bits(op))
-      warn("attention's gradients are added up in any order (run.deterministic = false): two runs agree to rounding");
+      warn("attention's gradients are added up in any order (run.deterministic = false): two runs differ by rounding");
     if (op.mask.max_documents > 0) return start_documents(op, pieces.sequences);
     fused_attention_->run(op, nullptr, scratch_);
   }

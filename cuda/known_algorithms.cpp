@@ -28,7 +28,7 @@ const std::string* KnownAlgorithms::recall(const std::string& product, const std
         run_.set(product, algorithm);
         return run_.find(product);
       }
-      warn(fmt::format("{} ({}): what {} names for it is not used: {}{}", what, product,
+      warn(fmt::format("{} ({}): the algorithm that {} names is not used: {}{}", what, product,
                        of_run ? "the run's record" : cache_file_.string(), fault,
                        of_run ? "; results may differ in bits from those of the run so far" : ""));
     }

@@ -157,7 +157,7 @@ std::string Algorithms::fault_of_recorded(Served& served, const LtOperands& oper
                                           const std::string& recorded) const {
   if (names_no_algorithm(recorded)) return "";
   const auto algorithm = parse_algorithm(recorded);
-  if (!algorithm) return fmt::format("\"{}\" is none of cuBLASLt's algorithms", recorded);
+  if (!algorithm) return fmt::format("\"{}\" is not an algorithm of cuBLASLt", recorded);
   const std::string name = "cuBLASLt's " + settings_of(*algorithm).text();
   if (!is_taken_here(served, *algorithm) || try_to_start(served, operands, *algorithm) != CUBLAS_STATUS_SUCCESS)
     return name + ": it does not run here";

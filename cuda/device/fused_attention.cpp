@@ -178,8 +178,8 @@ class CudnnAttention final : public FusedAttention {
       : forward_plans_(options), backward_plans_(options) {
     const size_t version = cudnnGetVersion();
     if (version < oldest_cudnn) {
-      throw Error(ExitCode::device, "cuDNN {} was found, of which attention is wrong: {} or later is needed", version,
-                  oldest_cudnn);
+      throw Error(ExitCode::device, "cuDNN {} was found, whose attention gives wrong results: {} or later is needed",
+                  version, oldest_cudnn);
     }
     int device = 0, major = 0;
     check_cuda(cudaGetDevice(&device), "finding the device");

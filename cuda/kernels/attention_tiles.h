@@ -127,15 +127,16 @@ struct Sizes {
   }
 };
 
-// Places that a query sees in the order of a tile of keys, relative to the tile's first.
+// The keys that a query sees, as at most two ranges of places (KeyTiles), counted from the first place of a tile of
+// keys.
 struct SeenPlaces {
   PlaceRange front, back;
 
   __device__ bool contain(int place) const { return front.contains(place) || back.contains(place); }
 };
 
-// RETURNS the places that the query at `place` sees: none if the place is empty, those of the last query if it is past
-// that.
+// RETURNS the places that the query at `place` sees. An empty place sees none. A place after the last query counts as
+// the last query.
 template <bool several_runs>
 __device__ __forceinline__ SeenPlaces seen_places(const KeyTiles<several_runs>& tiles, int place, const KeyTile& key) {
   const auto relative = [&](const PlaceRange& range) {

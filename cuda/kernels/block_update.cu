@@ -45,7 +45,7 @@ __device__ uint8_t code_in(const EncodeTable<has_sign>& table, float value, floa
   return static_cast<uint8_t>(value < 0 ? zero_code - (n < zero_code ? n : zero_code) : zero_code + n);
 }
 
-// The neighbours of a pack that belong to a segment.
+// The elements of a pack that belong to a segment.
 struct PackPart {
   int64_t at;      // element of the pack's first
   int first, end;  // indices of the segment's elements in the pack
