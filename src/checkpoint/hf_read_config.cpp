@@ -310,7 +310,7 @@ class HfConfigReader {
       } else if (key == "original_max_position_embeddings") {
         if (is_llama3) rope["rope_original_length"] = member;
       } else {
-        refuse(name + "." + key, member, "gptrain has no rotation angles with this key");
+        refuse(name + "." + key, member, "gptrain cannot compute rotation angles with this key");
       }
     }
     if (type != "default" && !rope.contains("rope_factor")) faults_.push_back(name + ".factor must be given");

@@ -94,7 +94,7 @@ std::string difference_from_spec(const std::string& stored, const StoredTensor& 
   const std::string shown = printable(stored);
   const auto wanted =
       found == model.numbers.end() ? std::optional<Expected>{} : expected(name.kind, found->second, model, config);
-  if (!wanted) return fmt::format("tensor \"{}\" is none of the model's", shown);
+  if (!wanted) return fmt::format("tensor \"{}\" is not part of the model", shown);
   if (tensor.global_shape != wanted->shape) {
     return fmt::format("tensor \"{}\" has shape {}, the model's has {}", shown,
                        printable(format_shape(tensor.global_shape)), format_shape(wanted->shape));
