@@ -82,7 +82,7 @@ int64_t require_gpus(const PlanArguments& arguments) {
 void print_study(const PlanArguments& arguments, const Study& study) {
   const bool has_result = std::any_of(study.points.begin(), study.points.end(),
                                       [](const StudyPoint& point) { return point.result.has_value(); });
-  if (!has_result) throw Error(ExitCode::usage, "no point can be planned: {}", study.points.front().refused);
+  if (!has_result) throw Error(ExitCode::usage, "none of the configs can be planned: {}", study.points.front().refused);
   if (!arguments.html.empty()) write_file(arguments.html, study_page(study.title, study));
   if (!arguments.svg.empty()) write_file(arguments.svg, study_svg(study));
   write_out(arguments.json ? study_json(study) : study_text(study));

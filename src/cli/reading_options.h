@@ -15,7 +15,7 @@ struct ReadingArguments {
 };
 
 void add_reading_options(CLI::App& command, ReadingArguments& arguments);
-// Throws Error(usage) for a --field that is none.
+// Throws Error(usage) for an invalid --field.
 ReadOptions read_options(const ReadingArguments& arguments);
 // Prints the formats of the inputs on standard error: lines of InputFormats.
 void print_formats(const std::vector<std::string>& lines);

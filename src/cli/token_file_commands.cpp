@@ -131,7 +131,7 @@ void add_convert_command(CLI::App& data) {
                                                              {"llm.c", TokenFormat::llmc},
                                                              {"nanogpt", TokenFormat::nanogpt},
                                                              {"npy", TokenFormat::npy}};
-  command->add_option("--to", arguments->to, "format of OUT: megatron, llm.c, nanogpt, npy (by OUT's name)")
+  command->add_option("--to", arguments->to, "format of OUT: megatron, llm.c, nanogpt, npy (default: by its name)")
       ->check(CLI::IsMember({"megatron", "llm.c", "nanogpt", "npy"}))
       ->type_name("FORMAT");
   add_dtype_option(*command, arguments->options.dtype);
