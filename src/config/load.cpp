@@ -52,7 +52,7 @@ std::string nearest_path(const std::string& section, const std::string& key) {
   return may_mean(word, nearest->key()) ? nearest->path : "";
 }
 
-// `key` of `section`, which may be empty, is none of ours.
+// Adds the fault of an unknown key. `section`: that of the key; may be empty.
 void add_unknown_key(const std::string& path, const std::string& section, const std::string& key, const Json& value,
                      Faults& faults) {
   if (faults.is_full()) return faults.add(path, "", "", "");
@@ -214,7 +214,8 @@ std::set<std::string> check_keys(const Json& document, Faults& faults) {
   return given;
 }
 
-// For whoever wants a short try of a run whose schedule is longer.
+// Returns a line to print before the faults if a run was shortened by run.steps, so that the schedule does not fit.
+// Otherwise returns an empty text.
 std::string shorter_run_hint(std::span<const std::string> overrides, const RunConfig& config, const Faults& faults) {
   const bool of_schedule = faults.concern("schedule.warmup_steps") || faults.concern("schedule.decay_steps");
   const bool overridden = std::any_of(overrides.begin(), overrides.end(),

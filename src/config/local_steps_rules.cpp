@@ -20,7 +20,7 @@ class LocalStepsRules : Rules {
   void run() {
     if (!sound({path})) return;
     if (local_.outer == OuterStep::nesterov && !local_.is_on())
-      refuse("with outer = \"nesterov\" needs islands of at least 2: one island has nothing to average");
+      refuse("with outer = \"nesterov\" needs at least 2 islands: with one there is nothing to average");
     if (local_.outer == OuterStep::average && (local_.outer_lr != 1 || local_.outer_momentum != 0))
       refuse("has outer_lr or outer_momentum, which only outer = \"nesterov\" reads");
     if (!local_.is_on()) return;
