@@ -107,8 +107,9 @@ void warn_of_unfinished(const fs::path& prefix) {
   static std::set<fs::path> warned;
   const std::scoped_lock lock(mutex);
   if (!warned.insert(prefix).second) return;
-  print_err("warning: {}: its pack has not finished, more shards may come; `gptrain data pack --resume` goes on\n",
-            prefix.native());
+  print_err(
+      "warning: {}: `gptrain data pack` has not finished this set; run it again with --resume for the missing shards\n",
+      prefix.native());
 }
 
 [[noreturn]] void throw_missing(const fs::path& shard, const fs::path& prefix, const PackedShards& packed) {

@@ -160,7 +160,7 @@ InputFormat csv_format(const InputQuestion& question, char delimiter, const CsvH
                 question.path.native(), question.field);
   }
   if (column == header.names.end()) {
-    throw Error(ExitCode::data, "{}, line 1: the header has no column \"{}\" (--field names it)",
+    throw Error(ExitCode::data, "{}, line 1: the header has no column \"{}\" (name another with --field)",
                 question.path.native(), question.field);
   }
   CsvCutter cutter(delimiter);

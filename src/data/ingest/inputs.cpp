@@ -218,7 +218,7 @@ std::vector<TextInput> expand_inputs(const std::vector<std::string>& words) {
         first_repeated = fmt::format("{} is the file {}", file.path.native(), names[*before].path.native());
     }
     if (repeated > 0)
-      print_err("left out: of {}, {} of files that have another name there; the first: {}\n", word,
+      print_err("left out: in {}, {} of files that are read under another name; the first: {}\n", word,
                 format_counted(repeated, "second name"), first_repeated);
   }
   return files;

@@ -51,7 +51,7 @@ bool JsonMember::text_in(const JsonRecord& record, JsonSpan value, std::string& 
   if (const std::string_view type = record.type_name(value); type != "object") {
     fault = fmt::format("{} where an object with a member \"{}\" is needed", type, field);
   } else if (!record.member(value, field, found)) {
-    fault = fmt::format("no member \"{}\" (--field names it)", field);
+    fault = fmt::format("no member \"{}\" (name another with --field)", field);
   } else if (const std::string_view kind = record.type_name(found); kind != "string") {
     if (kind == "object") refuse_columns(record, found);
     fault = fmt::format("member \"{}\" is of type {}, must be a string", field, kind);

@@ -100,8 +100,8 @@ struct ParquetTexts::Impl {
       std::string names;
       for (int i = 0; i < schema.num_columns(); ++i)
         names += (i > 0 ? ", " : "") + schema.Column(i)->path()->ToDotString();
-      throw Error(ExitCode::data, "{} has no column \"{}\" (--field names it); its columns are {}", path.native(), name,
-                  names.empty() ? "none" : names);
+      throw Error(ExitCode::data, "{} has no column \"{}\" (name another with --field); its columns are {}",
+                  path.native(), name, names.empty() ? "none" : names);
     }
     for (int i = index + 1; i < schema.num_columns(); ++i) {
       if (schema.Column(i)->path()->ToDotString() == name)

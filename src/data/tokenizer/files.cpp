@@ -201,9 +201,10 @@ TokenizerParts read_ranks(std::string_view text, const std::string& source, cons
     parts.nfc = published->nfc;
     for (const auto& [id, content] : published->special) parts.added.push_back({id, content, true, false});
   } else {
-    throw Error(ExitCode::usage,
-                "{}: a rank file with {} ranks is none of the published ones, and says no pattern: give --pattern",
-                source, num_ranks);
+    throw Error(
+        ExitCode::usage,
+        "{}: a rank file with {} ranks is not one of the published ones, and does not give its pattern: give --pattern",
+        source, num_ranks);
   }
   return parts;
 }

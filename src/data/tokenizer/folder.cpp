@@ -186,8 +186,8 @@ bool replace_flags(const ExtraToken& given, json& token) {
 // Prints a note if a file's flags differ from those that count.
 void tell_other_flags(const ExtraToken& given, json token, const fs::path& counts) {
   if (replace_flags(given, token))
-    print_err("note: {} gives {} other flags than {}, which counts, as in transformers\n", given.file.native(),
-              json_text(given.token["content"]), counts.native());
+    print_err("note: {} and {} give {} different flags; those of the latter file count, as in transformers\n",
+              given.file.native(), counts.native(), json_text(given.token["content"]));
 }
 
 // Adds the tokens that `root` lacks, and replaces flags, as transformers does. `ids_are_free`: an id that a file gives
@@ -201,7 +201,7 @@ bool add_tokens(const std::vector<ExtraToken>& extra, bool ids_are_free, json& r
     const auto content = token["content"].get<std::string>();
     const std::optional<json> known = id_in(root, content);
     if (known && token.contains("id") && token["id"] != *known)
-      throw Error(ExitCode::usage, "{}: {} has the id {}, and {} in the vocabulary", given.file.native(), content,
+      throw Error(ExitCode::usage, "{}: {} has the id {} here, but {} in the vocabulary", given.file.native(), content,
                   json_text(token["id"]), json_text(*known));
     if (json* const added = find_added(root, token["content"]); added != nullptr) {
       if (!given.has_flags) continue;

@@ -7,10 +7,11 @@ namespace gptrain::inline data {
 struct Regex::Impl {};
 
 Regex::Regex(std::string_view pattern, const std::string& where) {
-  throw Error(ExitCode::usage,
-              "{}: the pattern {} is none of gptrain's own, and this build lacks PCRE2: apt-get install libpcre2-dev, "
-              "then build again",
-              where, pattern);
+  throw Error(
+      ExitCode::usage,
+      "{}: the pattern {} is not one of gptrain's own, and this build lacks PCRE2: apt-get install libpcre2-dev, "
+      "then build again",
+      where, pattern);
 }
 
 Regex::~Regex() = default;

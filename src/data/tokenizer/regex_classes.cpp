@@ -213,7 +213,7 @@ class Translator {
   // Reads a set and returns its characters. && intersects the sets on its two sides.
   Ranges ranges_of_set(int depth) {
     constexpr int most_depth = 16;
-    if (depth > most_depth) refuse("a set", "holds sets too deep");
+    if (depth > most_depth) refuse("a set", "nests sets too deeply");
     ++at_;
     const bool negated = pattern_.substr(at_, 1) == "^";
     if (negated) ++at_;

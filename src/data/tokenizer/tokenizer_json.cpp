@@ -254,7 +254,7 @@ class Reader {
     }
     const bool has_bytes = ids_.contains("<0x00>") && ids_.contains("<0xFF>");
     if (!is_byte_level_ && !characters.unknown && !(characters.byte_fallback && has_bytes)) {
-      refuse("model", "has neither ByteLevel nor a token for what is unknown: texts would lose characters");
+      refuse("model", "has neither ByteLevel nor a token for unknown characters: texts would lose characters");
     }
   }
 
