@@ -26,7 +26,7 @@ UnitChoices fixed_units(const RunConfig& config);
 // Returns the choices that layers read.
 LayerChoices layer_choices(const MemoryConfig& memory, const Target& target);
 
-// Adds to the units' choices all others that the section `memory` sets.
+// Returns the choices of a step: those for its units, and all others, which follow from the section `memory`.
 StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitChoices units);
 
 // Plans a step of a rank whose config has fixed choices. REQUIRES: the same as fixed_units.
