@@ -57,8 +57,8 @@ void pack_transposed(Unit* out, const Packing<pairs>& packing, const Unit* rows)
   transpose(out, tile_size, rows, packing.row_units, tile_size, round_up(packing.depth, 16));
 }
 
-// Packs rows for sums over the columns and, behind them, the columns as rows of pairs, [width][tile_size / 2], the left
-// factor of AMX tiles in a sum over the rows. `buffer` holds a tile.
+// Packs a tile twice. First its rows, for sums over columns. Then its columns as rows of pairs, [width][tile_size / 2]:
+// the left factor of AMX tiles in sums over rows. `buffer` has room for one tile.
 template <bool pairs>
 void pack_for_tiles(Unit* out, Unit* buffer, const Packing<pairs>& packing, const bf16* from, int64_t from_stride,
                     int64_t rows) {
