@@ -98,10 +98,10 @@ class UpdateLane {
   // Used by the thread, and by the rank's thread while that is idle. A visit is an update of a unit that is away; visit
   // v is of the unit unit_at(v).
   int64_t visited_ = 0;                              // number of visits that are over
-  std::deque<Transfers> reads_;                      // reads of visits from visited_ on
-  std::deque<WorkingFiles::Ticket> gradient_reads_;  // the same of gradients that are away
+  std::deque<Transfers> reads_;                      // reads of the visits visited_, visited_ + 1, ...
+  std::deque<WorkingFiles::Ticket> gradient_reads_;  // as reads_, of gradients that are away
   std::vector<Writing> writing_;                     // by unit
-  std::vector<WorkingFiles::Ticket> weight_writes_;  // by unit: of its last update; used once that is over
+  std::vector<WorkingFiles::Ticket> weight_writes_;  // by unit: write of its last update; used once the update is over
   std::atomic<int64_t> issued_ = 0;                  // visits whose updates the rank's thread has issued
 
   std::mutex mutex_;  // guards the members below
