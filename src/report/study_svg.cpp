@@ -19,7 +19,7 @@ double drawn_number(const std::string& text) {
   double value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || value <= 0)
-    throw Error(ExitCode::usage, "--svg draws over numbers above 0, and {} is none", text);
+    throw Error(ExitCode::usage, "--svg draws values above 0 only, and {} is not", text);
   return value;
 }
 
