@@ -91,7 +91,7 @@ class ForeignConfig(HostileCase):
             ("sequence_length", 8192, ["embedding.position", "the model's has [8192, 8]"]),
             ("num_layers", 2, ['tensor "weight/blocks.1.norm1.weight" is missing']),
             ("tied_head", "false", ['tensor "weight/head.weight" is missing']),
-            ("bias", "false", ["is none of the model's"]),
+            ("bias", "false", ["is not part of the model"]),
         ]:
             (self.checkpoint(6) / "manifest.json").write_bytes(sound)
             self.edit_manifest(self.config_with(key, value))
@@ -114,7 +114,7 @@ class ForeignConfig(HostileCase):
         path = self.checkpoint(6) / "manifest.json"
         self.edit_manifest(lambda body: body.replace("exp_avg_sq/head.norm.bias", "exp_avg_sq/head.norm.bits"))
         self.assertTrue(path.is_file())
-        self.refuse_by_all(['tensor "exp_avg_sq/head.norm.bits" is none of the model\'s'])
+        self.refuse_by_all(['tensor "exp_avg_sq/head.norm.bits" is not part of the model'])
 
     def test_a_config_that_is_none(self):
         self.edit_manifest(self.config_with("hidden_size", -3))
@@ -307,7 +307,7 @@ class Scale(HostileCase):
                                                re.sub(r'"tensors": \d+', '"tensors": 1', body)))
         self.edit_header(lambda text: json.dumps(header))
         start = time.monotonic()
-        self.refuse(CHECKPOINT, 'tensor "weight/t" is none of the model', "checkpoint", "verify", "out")
+        self.refuse(CHECKPOINT, 'tensor "weight/t" is not part of the model', "checkpoint", "verify", "out")
         self.assertLess(time.monotonic() - start, self.SECONDS * slowness())
 
     def test_a_config_beyond_its_limit(self):

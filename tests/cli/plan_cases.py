@@ -459,7 +459,7 @@ class Messages(PlanCase):
                 ([config, "--gpus", 131073], "--gpus 131073: must be at most 131072"),
                 ([config, "--scale", "1..200000"], "--scale 200000: must be at most 131072"),
                 (["--fit", "h100", "--gpus", 200000], "--gpus 200000: must be at most 131072"),
-                ([config, "--gpus", 2, "--sweep", "batch.mirco=1,2"], "no point can be planned: batch.mirco"),
+                ([config, "--gpus", 2, "--sweep", "batch.mirco=1,2"], "none of the configs can be planned: batch.mirco"),
                 (["--fit", "v100-32g", "--gpus", 2, "--html", "/nowhere/page.html"], "/nowhere/page.html")]:
             with self.subTest(message):
                 self.refuse(USAGE, message, "plan", *arguments)

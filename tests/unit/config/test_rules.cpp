@@ -361,7 +361,7 @@ TEST_CASE("a key that would have no effect is refused") {
       "parallel.local_steps = {...}: needs islands that divide the 4 data ranks (try {\"islands\": 2, \"every\": 30})");
   CHECK(
       fault({R"(parallel.local_steps={"islands":1,"every":2,"outer":"nesterov"})"}) ==
-      "parallel.local_steps = {...}: with outer = \"nesterov\" needs islands of at least 2: one island has nothing to "
+      "parallel.local_steps = {...}: with outer = \"nesterov\" needs at least 2 islands: with one there is nothing to "
       "average (try {})");
   CHECK(refusal(base, {R"(parallel.local_steps={"islands":2,"every":2,"outer_lr":0.5})"}, 2) ==
         "parallel.local_steps = {...}: has outer_lr or outer_momentum, which only outer = \"nesterov\" reads (try {})");

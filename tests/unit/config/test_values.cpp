@@ -373,7 +373,7 @@ TEST_CASE("an override of null leaves a key to the preset") {
   CHECK(parse({llama[0], "model.preset=null"}).model.num_layers == 12);
 }
 
-TEST_CASE("a preset that is none is one fault, whatever it leaves open") {
+TEST_CASE("an unknown preset is one fault, whatever it leaves open") {
   const std::string fault =
       R"(model.preset = "llama-71b": must be one of the 42 names that `gptrain config schema` lists (try "llama-1b"))";
   CHECK(refusal(without_model, {"model.preset=llama-71b"}) == fault);

@@ -195,7 +195,7 @@ TEST_CASE("What a tokenizer.json asks for and is not done is refused by name") {
       {R"({"normalizer": {"type": "Lowercase"}})", "normalizer is Lowercase"},
       {R"({"pre_tokenizer": {"type": "Whitespace"}})", "pre_tokenizer is Whitespace"},
       {R"({"pre_tokenizer": null})", "decoder is ByteLevel"},
-      {R"({"pre_tokenizer": null, "decoder": null})", "model has neither ByteLevel nor a token for what is unknown"},
+      {R"({"pre_tokenizer": null, "decoder": null})", "model has neither ByteLevel nor a token for unknown characters"},
       {R"({"padding": {"strategy": {"Fixed": 5}}})", "padding is set"},
       {R"({"decoder": {"type": "WordPiece"}})", "decoder is WordPiece"},
       {R"({"truncation": {"max_length": 5}})", "truncation is set"},
@@ -239,8 +239,8 @@ TEST_CASE("A byte without a token, and ranks without a pattern, are refused") {
              "== " + std::to_string(byte) + "\n";
   }
   write_file(folder / "r", ranks + "YWI= 256\n");
-  CHECK(
-      contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r"); }), "257 ranks is none of the published"));
+  CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder / "r"); }),
+                 "257 ranks is not one of the published"));
   CHECK(encode(load_tokenizer(folder / "r", "gpt2"), "ab b") == std::vector<int32_t>{256, ' ', 'b'});
   for (const std::string pattern : {"a$", "^a|b", "\\w+", "[^a]|\\W"}) {
     CHECK(

@@ -122,8 +122,8 @@ double slowness_without(const std::vector<Row>& rows, const Row& like, const Row
   return ratios.empty() ? 1 : median(ratios);
 }
 
-// Returns the slowness with which a step is predicted: found without it, with its own calibrated figures if it has
-// some.
+// Returns the slowness for the prediction of a step, found without this step: the stored one if the rates were fitted
+// again without it, else the median of the software's other steps.
 double slowness_for(const std::vector<Row>& rows, const Row& row) {
   return row.line.contains("without") ? row.line["without"]["slowness"].get<double>()
                                       : slowness_without(rows, row, &row);
