@@ -63,7 +63,7 @@ struct HfTensor {
 };
 
 // Returns all tensors in the spec's order of their sources, then by first_row. Every element of the model is in exactly
-// one of them, but for loads of experts (TensorSpec::follows_loads).
+// one of them, except for loads of experts (TensorSpec::follows_loads).
 std::vector<HfTensor> hf_tensors(const ModelConfig& model, const HfClass& hf);
 
 // Transposes [rows, columns] to [columns, rows].

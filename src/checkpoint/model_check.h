@@ -19,7 +19,7 @@ void check_model(const Contents& contents, const StepConfig& config);
 // THROWS Error(checkpoint) unless steps, samples and updates of a manifest belong together, and its seed is `seed`.
 void check_progress(const std::filesystem::path& checkpoint, const Manifest& manifest, const BatchConfig& batch,
                     uint64_t seed);
-// Reads a checkpoint and checks everything that a run asks of it before it goes on from it, but for the checksums of
+// Reads a checkpoint and checks everything that a run asks of it before it goes on from it, except for the checksums of
 // the tensors' bytes. THROWS Error(checkpoint).
 Contents check_model(const std::filesystem::path& checkpoint);
 

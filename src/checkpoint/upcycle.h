@@ -18,7 +18,7 @@ struct Upcycled {
 // Writes the weights of `checkpoint` to the checkpoint `out`, which must not exist, as those of a model with `moe`: the
 // text of model.moe. In blocks with experts each expert is a copy of the FFN, and the router has the initial weights
 // that a run with the checkpoint's seed gives it. Optimizer state is left out. If the router's weights add up to 1, the
-// mixture computes the same as the dense model, but for rounding. Memory holds two copies of the largest tensor.
+// mixture computes the same as the dense model, except for rounding. Memory holds two copies of the largest tensor.
 // THROWS Error(usage) for a `moe` that the model cannot have, or whose experts have another width than the FFN;
 // Error(checkpoint) for a damaged checkpoint or one that has experts already. `out` then does not exist.
 Upcycled upcycle_checkpoint(const std::filesystem::path& checkpoint, const std::string& moe,
