@@ -78,8 +78,8 @@ ModelChanges model_changes(const ConfigChange& change);
 std::string resume_conflicts(const ConfigChange& change);
 // Returns a line for every key whose value differs: "run.steps: 12 -> 24".
 std::vector<std::string> resume_changes(const ConfigChange& change);
-// Returns true if both configs mix their training data alike: same sources but for path and dtype, same temperature and
-// phases, and phases end at the same samples. Does not look into the files.
+// Returns true if both configs mix their training data alike: same sources except for path and dtype, same temperature
+// and phases, and phases end at the same samples. Does not look into the files.
 bool has_same_mixture(const ConfigChange& change);
 
 }  // namespace gptrain::config
