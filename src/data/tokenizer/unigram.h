@@ -15,7 +15,7 @@ namespace gptrain::inline data {
 struct UnigramParts {
   std::vector<double> scores;      // log-probability by id; empty: not a unigram model
   std::optional<int32_t> unknown;  // id for text without a token; nullopt: such text is dropped
-  bool byte_fallback = false;      // prefers the tokens <0x00> ... <0xFF> of its bytes, if all exist, to `unknown`
+  bool byte_fallback = false;      // encodes such text as tokens <0x00> ... <0xFF> of its bytes, if all of them exist
 };
 
 // Immutable; thread-safe.
@@ -24,6 +24,7 @@ class Unigram {
   // tokens[id] is a token's text.
   Unigram(const std::vector<std::string>& tokens, UnigramParts parts);
 
+  // Appends the ids of a piece of a text, which is UTF-8, to `ids`.
   void encode(std::string_view piece, std::vector<int32_t>& ids) const;
 
  private:
