@@ -97,7 +97,7 @@ class RingAttention final : public AttentionCore {
   AttentionPart part_of(const Pair& pair) const {
     return {first_token(own_rank(), pair.queries), first_token(pair.keys_rank, pair.keys), run_length()};
   }
-  // Makes an op of whole sequences that of a pair, but for o and gradients. `keys`: keys and values, side by side.
+  // Makes an op of whole sequences that of a pair, except for o and gradients. `keys`: keys and values, side by side.
   template <typename Op>
   void narrow(Op& op, const Pair& pair, const Matrix& keys) const;
   void copy(const Matrix& from, const Matrix& to) const { context_.backend.run(Cast{.from = from, .to = to}); }

@@ -24,7 +24,7 @@ class SharedFfn {
   // Computes the activation from the saved data, saves it, and computes this rank's part of the output if `part` is
   // given.
   void activate(const LayerCall& call, const Matrix& part);
-  // Computes this rank's part of the gradient of the normed rows, but for the gate's.
+  // Computes this rank's part of the gradient of the normed rows, except for the gate's.
   void backward_input(const LayerCall& call, const Matrix& d_branch, const Matrix& part);
   // Adds the gate's part to `d_rows`, [N, h] f32. REQUIRES: has_gate; call after backward_input.
   void add_gate_gradient(const LayerCall& call, const Matrix& d_rows) const;
