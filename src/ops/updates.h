@@ -1,6 +1,7 @@
 // The updates of all optimizers. Each is an ElementUpdate with a formula (ops/element_update.h), and a second one with
 // an average of the weights (ops/averaged.h). Some need the sums of a first pass (ops/tensor_norms.h), some store their
-// state in 8-bit blocks (ops/adamw_8bit.h), some in rows and columns (ops/factored.h).
+// state in 8-bit blocks (ops/adamw_8bit.h), some in rows and columns (ops/factored.h). The lists at the end are parts
+// of the list of all ops (ops/ops.h).
 #pragma once
 
 #include "ops/adafactor.h"

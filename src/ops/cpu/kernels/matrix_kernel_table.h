@@ -26,7 +26,7 @@ constexpr int product_rows = 4;
 using Unit [[gnu::may_alias]] = uint32_t;
 
 // The operands of one sequence and one query head. Pointers are at token 0 of the head; strides are in elements.
-// Elements are all bf16 or all f32, but for a part's results.
+// Elements are all bf16 or all f32, except for a part's results.
 struct AttentionHead {
   int64_t tokens;
   int64_t head_size;
