@@ -71,7 +71,7 @@ class MatrixExchange {
   // A rank of the stage.
   struct Holder {
     int64_t tensor;       // rank on the tensor axis
-    int64_t data;         // number among the ranks with the same parameters but for experts (RankGroups::data_rank)
+    int64_t data;         // number among the ranks with the same parameters except for experts (RankGroups::data_rank)
     ExpertRank experts;   // rank among those that share experts
     int64_t expert_data;  // number among the ranks with the same experts
   };
