@@ -21,7 +21,7 @@ constexpr std::initializer_list<MeshAxis> all_axes = {MeshAxis::tensor, MeshAxis
 // Axes along which ranks hold the same layers.
 constexpr std::initializer_list<MeshAxis> stage_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::data};
 
-// Axes along which ranks hold the same parameters, but for experts.
+// Axes along which ranks hold the same parameters, except for experts.
 constexpr std::initializer_list<MeshAxis> copy_axes = {MeshAxis::context, MeshAxis::data};
 
 // Returns a text with the nearest world sizes that the model parallel ranks and the batch both allow.
