@@ -41,9 +41,10 @@ struct LayoutGroup {
   int64_t expert = 1, expert_tensor = 1;
   bool orders_differ;  // whether both rank orders are tried; with one node, stage or data rank they are equal
 };
-// Returns all groups whose tensor and context groups together span at most two nodes. Ranks share sequences if these
-// have 8,192 tokens or more, or if ranks do so in the config.
+// Returns all groups in which tensor and context ranks together span at most two nodes. Context sizes above 1 are tried
+// only for sequences of 8,192 tokens or more, or if the config has one.
 std::vector<LayoutGroup> layout_groups(const StepConfig& config, int64_t world_size, int64_t ranks_per_node);
+// Calls `body` for each layout of a group, with all combinations of the other keys' values that a search tries.
 void for_each_layout(const RunConfig& config, const LayoutGroup& group,
                      const std::function<void(const RunLayout&)>& body);
 

@@ -231,7 +231,7 @@ constexpr std::array<Precision, 6> precisions = {
      {"bf16, fp8 linears", "bf16", "precision.linears=fp8"}}};
 constexpr std::array<std::string_view, 3> recomputations = {"none", "selective", "block"};
 
-// One row of a fit study: its values on the axes but for the model's size, and its settings.
+// One row of a fit study: its values on the axes except for the model's size, and its settings.
 struct FitRow {
   std::vector<std::string> values;
   std::vector<std::string> settings;
