@@ -11,11 +11,11 @@ namespace gptrain::inline step {
 
 class UpdateResources {
  public:
-  // Takes nothing if all of the design's state is in memory. `ops`: backend of the ops, on a CPU. THROWS
-  // Error(checkpoint) as WorkingFiles.
+  // Creates nothing if all of the design's state is in memory. `ops`: backend of the ops, on a CPU. THROWS as the
+  // constructor of WorkingFiles.
   UpdateResources(const StepDesign& design, const Backend& ops, int64_t rank);
 
-  // Returns the backend and the files of the updates, which this object owns.
+  // Returns the backend and the files of the updates, which this object owns; null if it created none.
   UpdateDevice device() const { return {.backend = backend_.get(), .files = files_.get()}; }
   const WorkingFiles* files() const { return files_.get(); }  // null: none
 
