@@ -128,7 +128,7 @@ Op attention(const Heads& heads) {
   return op;
 }
 
-// Returns the shapes of shipped configs, but for those that the policy leaves to the own kernels (heads of 160).
+// Returns the shapes of shipped configs, except for those that the policy leaves to the own kernels (heads of 160).
 std::set<Heads> shipped() {
   std::set<Heads> found;
   for (const auto& entry : std::filesystem::directory_iterator(CONFIGS_DIR)) {

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Mutants of inputs of `data pack`: JSONL in each compression, Parquet, tokenizer.json, models of SentencePiece. No signal, no
-hang, at most 512 MiB of memory but for a window that the file asks for and the message names, and every document is packed or counted.
+hang, at most 512 MiB of memory except for a window that the file asks for and the message names, and every document is packed or counted.
 
 Run as test_corpus_mutants.py GPTRAIN [--files N] [--seed N] [TEST...]
 """

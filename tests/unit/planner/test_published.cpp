@@ -29,7 +29,7 @@ std::string text_of(const std::string& path) {
 struct Row {
   Json line;
   double published = 0;  // seconds
-  double modelled = 0;   // seconds by the profiles of device, cluster and software, but for Software::slowness
+  double modelled = 0;   // seconds by the profiles of device, cluster and software, except for Software::slowness
   double without = 0;    // the same by profiles whose calibrated figures were found without this row
 
   std::string software() const { return line["software"].get<std::string>(); }
@@ -58,7 +58,7 @@ RunConfig config_of(const Json& line, const Json& models) {
   return parse_config(json_text(config, 0), {}, "published_steps.json", line["gpus"].get<int64_t>());
 }
 
-// Returns the machine of a row but for Software::slowness. llm.c has no profile: gptrain's stands for it.
+// Returns the machine of a row except for Software::slowness. llm.c has no profile: gptrain's stands for it.
 Machine machine_of(const Json& line) {
   const auto software = line["software"].get<std::string>();
   Machine machine =
