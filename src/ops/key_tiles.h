@@ -92,7 +92,7 @@ struct KeyTiles {
     tiles.causal = mask.causal;
     tiles.document_starts = starts;
     const AttentionPattern& pattern = mask.pattern;
-    // From a width of the whole sequence on, all but columns are dense.
+    // If the width is at least the whole sequence, all kinds except columns are dense.
     const bool short_of_all = pattern.width < tokens;
     const bool dense = pattern.kind == AttentionKind::dense || pattern.global >= tokens ||
                        (!short_of_all && pattern.kind != AttentionKind::columns);
