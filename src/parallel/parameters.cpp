@@ -321,7 +321,7 @@ std::vector<StateSlice> ParameterStore::state(bool written_only) const {
       float* const master = sharding_.pure ? norm_piece(unit).master : held.master;
       piece.weight = narrow ? nullptr : saved_address(unit, master + at);
       piece.narrow_weight = narrow ? saved_address(unit, reinterpret_cast<bf16*>(held.weights) + at) : nullptr;
-      const bool at_home = !sharding_.gradients_away;  // else their place is used during updates only
+      const bool at_home = !sharding_.gradients_away;  // else held.gradients is memory for updates only
       if (at_home && sharding_.gradients == DType::f32) {
         piece.gradient = reinterpret_cast<float*>(held.gradients) + at;
       } else if (at_home) {

@@ -34,7 +34,7 @@ namespace gptrain::inline parallel {
 //   f32 gradients of a whole unit while they are computed.
 struct Sharding {
   int64_t zero = 0;                         // ZeRO stage, 0 to 3
-  Residency weights = Residency::resident;  // place of weights, unless the stage says it
+  Residency weights = Residency::resident;  // place of weights that the ZeRO stage does not cut
   bool updates_apart = false;               // updates write weights in other memory than the ops read
   bool masters_away = false;                // master weights of some units are not in memory (StateLayout)
   bool gradients_away = false;              // sums of gradients lie beside optimizer state (StateLayout)
