@@ -30,13 +30,14 @@ using UnitChoices = std::vector<UnitChoice>;
 // The choices for the ranks of one pipeline stage.
 struct StepChoices {
   UnitChoices units;  // units of other stages have the default
-  // Place of weights that the ZeRO stage does not cut. REQUIRES: resident, or one data rank; or away, with ZeRO 3 or
-  // one data rank and all optimizer state away: the weights then lie beside it.
+  // Place of weights that the ZeRO stage does not cut. If they are away, they lie beside the optimizer state. REQUIRES
+  // then: one data rank or ZeRO 3, and all optimizer state is away.
   Residency weights = Residency::resident;
-  // Sums of gradients lie beside optimizer state. REQUIRES: all of that is away; one data rank or ZeRO 2 and 3; f32.
+  // Sums of gradients lie beside the optimizer state. REQUIRES: all optimizer state is away; one data rank, or ZeRO 2
+  // or 3; gradients in f32.
   bool gradients_away = false;
-  // Updates run on the host, where the weights that they write and all that only they read lie. REQUIRES: the ops run
-  // in host memory, too; fp32, or bf16 with masters; no qk_clip.
+  // Updates run on the host. The weights that they write, and everything that only they read, lie there. REQUIRES: the
+  // ops run in host memory, too; fp32, or bf16 with masters; no qk_clip.
   bool updates_on_host = false;
   // By unit of the model, the place of its optimizer state: MemoryPlace::device is where the update runs. Empty: there.
   std::vector<MemoryPlace> optimizer_state = {};
