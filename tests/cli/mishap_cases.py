@@ -525,7 +525,7 @@ class FileSystems(CliCase):
         self.assertRegex(done.stderr, r"warning: cannot rename \S+ to renamed/checkpoints/step-00000006: .*; it is tried again")
 
     def test_errors_between_checkpoints(self):
-        """Looks at the folder and records that fail once in a while end no run, and lose nothing."""
+        """Looks at the folder, or writes of records, may fail once in a while: the run goes on and loses nothing."""
         config = self.write_run(checkpoint={"every_steps": 0}, run={"steps": 100})
         for calls in ("newfstatat:error=ESTALE:when=250..600+7", "write:error=EIO:when=40..90+11"):
             shutil.rmtree(self.path("out"), ignore_errors=True)
