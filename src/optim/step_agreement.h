@@ -46,8 +46,8 @@ class StepAgreement {
   // squared norm is the sum of theirs, and the limit of clipping is that of its mean. Collective over the world.
   // REQUIRES: all gradients are summed.
   void agree();
-  // Adds up the squares of a unit's gradients, which are in ParameterStore::gradients_piece, for `agree`. Called for
-  // all units before that if sums of gradients are away, else never.
+  // Adds up the squares of a unit's gradients, which are in ParameterStore::gradients_piece. Call for all units before
+  // `agree` if sums of gradients are away (Sharding::gradients_away); otherwise never.
   void measure(int64_t unit);
 
   // Sets the function that tells whether this rank wants to stop. Each step calls it as late as the ranks can still
