@@ -16,8 +16,10 @@ namespace gptrain::inline parallel {
 enum class AwayPart : uint8_t { state, weights, gradients };  // state: masters and columns
 constexpr size_t num_away_parts = 3;
 
-// A rank's buffer of masters, and its buffer of state, have the values of all units that are at home. A unit that is
-// away has its masters and columns together in one range of its place, except columns that stay home (stays_home).
+// A unit is at home if its optimizer state lies where updates run (MemoryPlace::device), and away if it lies on the
+// host or on disk. A rank's buffer of masters, and its buffer of state, have the values of all units that are at home.
+// A unit that is away has its masters and columns together in one range of its place, except columns that stay home
+// (stays_home).
 // Behind them the range has the weights and the gradients that the unit's update writes and reads, if these are away.
 // The buffer of state ends with the landing area, which holds the ranges of a few units on disk at a time while updates
 // change them: any most_landed units that follow each other have disjoint places there. The ranges of units on the host
