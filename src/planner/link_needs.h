@@ -1,4 +1,4 @@
-// Bytes that move between places in a step whose optimizer state is away, and the bandwidths that this asks for.
+// Bytes that a step moves if optimizer state is away (on a GPU's host or on disk), and the bandwidths that hide them.
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,7 @@ struct LinkBytes {
 
   int64_t all() const { return read + written + to_host + to_device + moved_by_updates; }
 };
-LinkBytes link_bytes(const StepLog& log);
+LinkBytes link_bytes(const StepLog& log);  // the sums over a log's events
 
 // Returns the bytes that the drives of a node lack for ranks with this memory; 0 if they suffice or are not known.
 int64_t missing_on_drives(const MemoryPlan& memory, const Machine& machine, int64_t world_size);
@@ -32,9 +32,9 @@ struct LinkNeed {
   static constexpr double aim = 0.9;  // efficiency that the needed bandwidth gives
 
   std::string_view values;       // values that move
-  std::string_view place;        // where they lie
+  std::string_view place;        // where these values lie
   double flops_per_byte = 0;     // i
-  double needed = 0, there = 0;  // bytes per second of a rank
+  double needed = 0, there = 0;  // bytes per second of a rank: for `aim`, and of the machine
   double efficiency = 0;         // with `there`
 };
 // Returns the needs of parameters with gradients, of optimizer state and of blocks' inputs. REQUIRES: the config keeps
