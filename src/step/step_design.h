@@ -25,7 +25,8 @@ namespace gptrain::inline step {
 // The memory of a rank's step. The size of the workspace is known once the step has run on the `plan` backend.
 struct StepMemory {
   MemoryPlan arenas;  // all memory of the step, `outside` included
-  // The part that TrainingStep's constructor does not take: memory_outside, snapshot, samples, state that is away.
+  // The part that TrainingStep's constructor does not take: memory_outside, snapshot, samples, state on the host or
+  // disk.
   MemoryPlan outside;
   int64_t frame_bytes = 0;           // high-water mark of tensors inside actions
   int64_t scratch_bytes = 0;         // largest scratch of an op; workspace = scratch + frames + scratch of updates
