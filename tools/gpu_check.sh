@@ -22,6 +22,7 @@ set -euo pipefail
 source "$(dirname "$0")/common.sh"
 
 build=yes stages=()
+declare -A names=([A]=correctness [B]=kernels [C]=steps [D]=ranks)
 while (($#)); do
   case "$1" in
     probe | A | B | C | D) stages+=("$1") ;;
@@ -203,7 +204,7 @@ stage_D() {
   if (($(left) < limit)); then limit=$(left); fi
   part ranks ranks.log "$limit" python3 tools/gpu/gpu_ranks.py --gptrain "$folder/gptrain" --rows "$rows" \
     --seconds "$((limit - 10))" || true
-  # Uses a separate cache, as stage A does.
+  # Uses a separate cache, as stage A (correctness) does.
   TEST_CASES=some XDG_CACHE_HOME=$PWD/$LOGS/cache-of-tests python_part \
     'ranks and methods on one device (test_cuda_ranks)' cuda-ranks.log 90 each \
     "$folder/tests/parallel/test_cuda_ranks" || true
@@ -222,7 +223,7 @@ begin() {
   stage=$1 stage_start=$SECONDS rows=$results/$1.tsv
   : >"$rows"
   : >"$results/$stage.log"
-  say "stage $stage: the GPU is ${gpu:-none}; the log is $results/$stage.log"
+  say "stage $stage${names[$stage]:+ (${names[$stage]})}: the GPU is ${gpu:-none}; the log is $results/$stage.log"
   if [[ ${probed:-} ]]; then
     cp "$probed" "$rows"
   elif [[ $stage != probe && $boot && -f $LOGS/machine-$boot.tsv ]]; then
