@@ -26,9 +26,8 @@ namespace gptrain::inline planner {
 // - A copy beside the ops begins once the previous copy has ended. The next copy among the ops waits for it. Offloaded
 //   activations have one lane for each direction.
 // - Updates whose state is away (on the host or on disk) run beside the ops (UpdateClock), into the next step, whose
-// ops
-//   wait for them. So the clock starts as if another step had run before. Weights that are away are read ahead of their
-//   gathers, as many units as there are slots (parallel/unit_slots.h); gradients are written behind the ops.
+//   ops wait for them. So the clock starts as if another step had run before. Weights that are away are read ahead of
+//   their gathers, as many units as there are slots (parallel/unit_slots.h); gradients are written behind the ops.
 // - Other ranks are ready at once, unless `not_before` says otherwise.
 class RankClock {
  public:
