@@ -137,6 +137,7 @@ std::span<const Aliases> key_aliases() {
       {R"(parallel.rank_order = "tensor-pipeline-data")", {"use_tp_pp_dp_mapping"}},
       {"parallel.pipeline_schedule", {"pipeline_parallel_schedule", "pp_schedule"}},
       {"parallel.sequence", {"sequence_parallel", "enable_sequence_parallel"}},
+      {"parallel.overlap_tensor", {"tp_comm_overlap", "enable_async_tensor_parallel"}},
       {"parallel.zero",
        {"zero_stage", "zero_optimization", "stage", "data_parallel_shard_degree", "fsdp", "fsdp_config", "deepspeed",
         "shard_grad_op", "full_shard", "optimizer_state_sharding"}},

@@ -149,6 +149,10 @@ class MethodRules : Rules {
       return fault(path, fmt::format("needs precision.compute = bf16, not {}", dtype), dtype);
     if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu)
       fault(path, "needs a GPU, not run.device = cpu", dtype);
+    if (sound({"parallel.overlap_tensor"}) && config_.parallel.overlap_tensor)
+      fault("parallel.overlap_tensor",
+            fmt::format("cannot be combined with {} = \"fp8\": the scale of FP8 numbers needs all rows at once", path),
+            "false");
     check_fp8_sizes(path + " = fp8");
   }
 

@@ -234,8 +234,9 @@ struct ParallelConfig {
   RankOrder rank_order = RankOrder::tensor_data_pipeline;
   std::vector<int64_t> layers_per_stage;  // layers of each chunk, in forward order; empty: spread to balance times
   int64_t zero = 0;
-  bool sequence = false;  // sequence parallelism over the tensor axis
-  bool elastic = false;   // use as many data ranks as there are and divide the batch; the other ranks idle
+  bool sequence = false;        // sequence parallelism over the tensor axis
+  bool overlap_tensor = false;  // products alternate with the tensor ranks' exchange of their rows
+  bool elastic = false;         // use as many data ranks as there are and divide the batch; the other ranks idle
   ContextMethod context_method =
       ContextMethod::automatic;         // loading replaces automatic by heads or ring if context > 1
   bool chooses_context_method = false;  // the key was "auto"

@@ -12,7 +12,7 @@ class AttentionBranch final : public LinearBranch {
   AttentionBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors);
 
  private:
-  void run(const LayerCall& call, const NormInput& in, const Matrix& part) override;
+  TensorRows::Ticket run(const LayerCall& call, const NormInput& in, const Output& out) override;
   void recompute_core(const LayerCall& call) override;
   GemmOperand core_backward(const LayerCall& call, const GemmOperand& d_branch, WorkspaceFrame& frame) override;
   void add_norm_gradients(const LayerCall& call) override;
@@ -111,13 +111,13 @@ QueryKeyValue AttentionBranch::operands(const LayerCall& call, const Matrix& qkv
   return parts;
 }
 
-void AttentionBranch::run(const LayerCall& call, const NormInput& in, const Matrix& part) {
+TensorRows::Ticket AttentionBranch::run(const LayerCall& call, const NormInput& in, const Output& out) {
   WorkspaceFrame frame(*call.workspace);
   const Matrix qkv = fused(call, frame);
   begin_forward(call, in, {qkv});
   const QueryKeyValue ready = operands(call, qkv, frame);
   if (transforms_queries()) transform_queries(call, split(qkv), ready);
-  end_forward(call, {attend(call, ready, frame)}, part);
+  return end_forward(call, {attend(call, ready, frame)}, out);
 }
 
 void AttentionBranch::recompute_core(const LayerCall& call) {

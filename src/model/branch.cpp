@@ -38,30 +38,41 @@ Matrix Branch::forward(const LayerCall& call, const NormInput& in, const Matrix&
                        WorkspaceFrame& frame) {
   TensorRows& tensor = context_.tensor;
   if (!after_) {
-    run(call, in, with_output ? part : Matrix{});
-    return with_output ? tensor.wait(tensor.begin_sum(part, frame)) : Matrix{};
+    Output out;
+    if (with_output) out.part = part;
+    if (with_output && sums_in_pieces()) out.sum = tensor.buffer_for_own_rows(frame, part);
+    const TensorRows::Ticket ticket = run(call, in, out);
+    if (!with_output) return {};
+    return tensor.wait(out.sum.given() ? TensorRows::Reduction{out.sum, ticket} : tensor.begin_sum(part, frame));
   }
   // Recompute runs the last linear, too, since the norm behind it saves its input.
   const Matrix x = after_x_->buffer(call, frame);
   const Matrix own_part = tensor.has_own_rows() ? part : x;
-  run(call, in, own_part);
-  tensor.sum_into(own_part, x);
+  const TensorRows::Ticket ticket = run(call, in, {own_part, sums_in_pieces() ? x : Matrix{}});
+  sums_in_pieces() ? tensor.wait(ticket) : tensor.sum_into(own_part, x);
   after_x_->keep(call, x);
   const Matrix y = part.row_range(0, x.rows);
   after_->forward(call, {.x = x}, {y});
   return y;
 }
 
-GemmOperand Branch::branch_gradient(const LayerCall& call, const GemmOperand& d_out, const GemmOperand& whole) {
+GemmOperand Branch::branch_gradient(const LayerCall& call, const GemmOperand& d_out, const GemmOperand& whole,
+                                    bool in_pieces) {
   if (shares_gradient(context_)) return d_out;
+  TensorRows& tensor = context_.tensor;
   GemmOperand rows = d_out;
   WorkspaceFrame inner(*call.workspace);
+  in_pieces = in_pieces && tensor.has_own_rows();
+  const Matrix own = tensor.has_own_rows() ? whole.x.row_range(tensor.first_row(), d_out.x.rows) : whole.x;
   if (gradient_differs(context_)) {
     rows.amax = whole.amax;
-    rows.x = context_.tensor.has_own_rows() ? inner.take(whole.x.dtype, d_out.x.rows, whole.x.cols) : whole.x;
+    rows.x = tensor.has_own_rows() && !in_pieces ? inner.take(whole.x.dtype, d_out.x.rows, whole.x.cols) : own;
     differentiate_output(call, d_out.x, rows);
+  } else if (in_pieces) {
+    context_.backend.run(Cast{.from = d_out.x, .to = own});
   }
-  context_.tensor.wait(context_.tensor.begin_gather(rows.x, whole.x));
+  if (in_pieces) return {whole.x, rows.amax, own};
+  tensor.wait(tensor.begin_gather(rows.x, whole.x));
   return {whole.x, rows.amax};
 }
 

@@ -59,11 +59,19 @@ class Branch {
   static bool gradient_differs(const LayerContext& context);
   // RETURNS whether the branch uses the stream's gradient unchanged.
   static bool shares_gradient(const LayerContext& context);
-  // Computes this rank's part of the branch for all rows into `part`. If `part` is not given, only fills the records.
-  virtual void run(const LayerCall& call, const NormInput& in, const Matrix& part) = 0;
+  // Outputs of `run`.
+  struct Output {
+    Matrix part;      // [N, h] C: this rank's part of the branch; not given: only the records are filled
+    Matrix sum = {};  // given if sums_in_pieces: memory for this rank's rows of the sum, which `run` then begins
+  };
+  // Computes the outputs. RETURNS the ticket of the sum's last piece.
+  virtual TensorRows::Ticket run(const LayerCall& call, const NormInput& in, const Output& out) = 0;
+  // RETURNS whether the branch sums its part over the tensor ranks itself (Linear::exchanges_pieces).
+  virtual bool sums_in_pieces() const { return false; }
   // RETURNS the gradient of the branch's output, all rows, from the stream's. If shares_gradient is false, it is
-  // computed into `whole`.
-  GemmOperand branch_gradient(const LayerCall& call, const GemmOperand& d_out, const GemmOperand& whole);
+  // computed into `whole`. With `in_pieces`, a linear gathers the other ranks' rows (GemmOperand::own).
+  GemmOperand branch_gradient(const LayerCall& call, const GemmOperand& d_out, const GemmOperand& whole,
+                              bool in_pieces = false);
   virtual void add_norm_gradients(const LayerCall& call);
 
   const LayerContext& context_;

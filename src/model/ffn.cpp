@@ -12,7 +12,7 @@ class FfnBranch final : public LinearBranch {
   FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t layer, const UnitTensors& tensors);
 
  private:
-  void run(const LayerCall& call, const NormInput& in, const Matrix& part) override;
+  TensorRows::Ticket run(const LayerCall& call, const NormInput& in, const Output& out) override;
   void recompute_core(const LayerCall& call) override;
   GemmOperand core_backward(const LayerCall& call, const GemmOperand& d_branch, WorkspaceFrame& frame) override;
 
@@ -69,7 +69,7 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
   }
 }
 
-void FfnBranch::run(const LayerCall& call, const NormInput& in, const Matrix& part) {
+TensorRows::Ticket FfnBranch::run(const LayerCall& call, const NormInput& in, const Output& out) {
   WorkspaceFrame frame(*call.workspace);
   const GemmOperand activated = out_->input_buffer(call, frame);
   const Matrix hidden =
@@ -81,7 +81,7 @@ void FfnBranch::run(const LayerCall& call, const NormInput& in, const Matrix& pa
     activate(call, hidden, activated);
   }
   if (hidden_) hidden_->keep(call, hidden);
-  end_forward(call, activated, part);
+  return end_forward(call, activated, out);
 }
 
 void FfnBranch::recompute_core(const LayerCall& call) {

@@ -46,7 +46,7 @@ class Fp8WeightLinear : public Linear {
 
   void prepare_weight(const LayerCall&) override {}
 
-  void forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) override {
+  TensorRows::Ticket forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) override {
     WorkspaceFrame frame(*call.workspace);
     const Matrix whole = whole_input(x, frame);
     save_input(call, x, whole, {});
@@ -55,6 +55,7 @@ class Fp8WeightLinear : public Linear {
                                        .bias = added_bias(call, out),
                                        .y = out.y,
                                        .true_out = design_.weight.true_rows});
+    return Lane::done;
   }
 
   void keep_input(const LayerCall& call, const GemmOperand& x) override {
@@ -170,7 +171,7 @@ class Fp8Linear final : public Fp8WeightLinear {
                                   .inverse_scale = layout_.scale_at(call, weight_transposed_)});
   }
 
-  void forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) override {
+  TensorRows::Ticket forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) override {
     WorkspaceFrame frame(*call.workspace);
     const Matrix rows = frame.take(forward_dtype, context_.tensor.all_rows(), x.x.cols);
     {
@@ -185,6 +186,7 @@ class Fp8Linear final : public Fp8WeightLinear {
                                        .c = out.y,
                                        .accumulate = false,
                                        .true_terms = true_terms()});
+    return Lane::done;
   }
 
   void backward_input(const LayerCall& call, const GemmOperand& dy, const Matrix& dx, const Matrix&) override {

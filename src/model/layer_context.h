@@ -108,6 +108,8 @@ struct LayerContext {
 struct GemmOperand {
   Matrix x;
   Matrix amax = {};
+  // This rank's rows of x, if the linear gathers the other ranks' rows into x (Linear::exchanges_pieces).
+  Matrix own = {};
 };
 
 }  // namespace gptrain::model

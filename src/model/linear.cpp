@@ -10,6 +10,11 @@
 namespace gptrain::inline model {
 namespace {
 
+// RETURNS the rows of a matrix, if it is given, that belong to a piece of another whose first row has that number.
+Matrix rows_of(const Matrix& matrix, int64_t first, const Matrix& piece) {
+  return matrix.given() ? matrix.row_range(first, piece.rows) : Matrix{};
+}
+
 // Linear that saves the output's gradient as computed, and the input as a projection or in the format of its codec.
 class PlainLinear : public Linear {
  public:
@@ -68,11 +73,7 @@ class PlainLinear : public Linear {
 
   void backward_input(const LayerCall& call, const GemmOperand& dy, const Matrix& dx,
                       const Matrix& pre_activation) override {
-    context_.backend.run(LinearBackwardInput{.dy = dy.x,
-                                             .w = context_.weight(call, design_.weight),
-                                             .dx = dx,
-                                             .true_out = design_.weight.true_rows,
-                                             .pre_activation = pre_activation});
+    input_gradient(call, dy.x, dx, pre_activation);
   }
 
   void backward_weight(const LayerCall& call, const TensorRows::Gathering& input,
@@ -108,6 +109,13 @@ class PlainLinear : public Linear {
                                        .true_out = design_.weight.true_rows,
                                        .pre_activation = out.pre_activation});
   }
+  void input_gradient(const LayerCall& call, const Matrix& dy, const Matrix& dx, const Matrix& pre_activation) {
+    context_.backend.run(LinearBackwardInput{.dy = dy,
+                                             .w = context_.weight(call, design_.weight),
+                                             .dx = dx,
+                                             .true_out = design_.weight.true_rows,
+                                             .pre_activation = pre_activation});
+  }
   // RETURNS the saved input as W multiplies it.
   Matrix input(const LayerCall& call, WorkspaceFrame& frame) const {
     return as_factor(input_->read(call, frame), frame);
@@ -139,31 +147,20 @@ class ColumnLinear final : public PlainLinear {
 
   // With sequence parallelism, the ranks' rows of x are gathered piece by piece: one piece is multiplied while the next
   // is in flight.
-  void forward(const LayerCall& call, const GemmOperand& factor, const LinearOutput& out) override {
+  TensorRows::Ticket forward(const LayerCall& call, const GemmOperand& factor, const LinearOutput& out) override {
     keep_input(call, factor);
     const Matrix& x = factor.x;
     TensorRows& tensor = context_.tensor;
-    if (!tensor.has_own_rows()) return product(call, x, out);
-    WorkspaceFrame frame(*call.workspace);
-    const Matrix whole = tensor.buffer_for_all_rows(frame, x);
-    const auto piece_of = [&](const Matrix& matrix, int64_t rank) {
-      return matrix.given() ? matrix.row_range(rank * x.rows, x.rows) : Matrix{};
-    };
-    const auto multiply = [&](const Matrix& piece, int64_t rank) {
-      product(call, piece, {piece_of(out.y, rank), piece_of(out.pre_activation, rank), out.with_bias});
-    };
-    const auto send = [&](int64_t rank) {
-      return tensor.begin_broadcast(rank == tensor.rank() ? x : piece_of(whole, rank), rank);
-    };
-    // Every rank issues the pieces in the same order, one ahead of the product that needs it.
-    TensorRows::Ticket next = send(0);
-    multiply(x, tensor.rank());
-    for (int64_t rank = 0; rank < tensor.size(); ++rank) {
-      const TensorRows::Ticket ready = next;
-      if (rank + 1 < tensor.size()) next = send(rank + 1);
-      tensor.wait(ready);
-      if (rank != tensor.rank()) multiply(piece_of(whole, rank), rank);
+    if (!tensor.has_own_rows()) {
+      product(call, x, out);
+      return Lane::done;
     }
+    WorkspaceFrame frame(*call.workspace);
+    tensor.multiply_gathered(x, tensor.buffer_for_all_rows(frame, x), [&](const Matrix& rows, int64_t rank) {
+      const int64_t first = rank * rows.rows;
+      product(call, rows, {rows_of(out.y, first, rows), rows_of(out.pre_activation, first, rows), out.with_bias});
+    });
+    return Lane::done;
   }
 
   TensorRows::Gathering begin_weight(const LayerCall& call, WorkspaceFrame& frame) override {
@@ -177,10 +174,28 @@ class RowLinear final : public PlainLinear {
   RowLinear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design)
       : PlainLinear(context, layout, design, context.tensor.all_rows(), 0) {}
 
-  void forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) override {
+  bool exchanges_pieces() const override { return context_.tensor.overlaps(); }
+
+  TensorRows::Ticket forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) override {
     keep_input(call, x);
     const bool adds_bias = out.with_bias && context_.tensor.rank() == 0;  // added once in the sum
-    product(call, x.x, {out.y, out.pre_activation, adds_bias});
+    if (!out.sum.given()) {
+      product(call, x.x, {out.y, out.pre_activation, adds_bias});
+      return Lane::done;
+    }
+    const auto compute = [&](int64_t first, const Matrix& y) {
+      product(call, x.x.row_range(first, y.rows), {.y = y, .with_bias = adds_bias});
+    };
+    return context_.tensor.sum_in_pieces(out.y, out.sum, compute).ticket;
+  }
+
+  void backward_input(const LayerCall& call, const GemmOperand& dy, const Matrix& dx,
+                      const Matrix& pre_activation) override {
+    if (!dy.own.given()) return input_gradient(call, dy.x, dx, pre_activation);
+    context_.tensor.multiply_gathered(dy.own, dy.x, [&](const Matrix& rows, int64_t rank) {
+      const int64_t first = rank * rows.rows;
+      input_gradient(call, rows, rows_of(dx, first, rows), rows_of(pre_activation, first, rows));
+    });
   }
 
   TensorRows::Gathering begin_weight(const LayerCall& call, WorkspaceFrame& frame) override {

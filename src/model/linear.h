@@ -34,6 +34,9 @@ struct LinearOutput {
   Matrix y;  // [N, out]
   Matrix pre_activation = {};
   bool with_bias = true;  // false: a later op adds the bias; the linear still computes the bias' gradient
+  // Memory for this rank's rows of the sum of y over the tensor ranks, if the linear begins that sum piece by piece; y
+  // then has rows in the order of the pieces (TensorRows::sum_in_pieces).
+  Matrix sum = {};
 };
 
 class Linear {
@@ -57,14 +60,17 @@ class Linear {
   // its gradient in the backward pass of the linear after it. `width`: elements of a row of the activation on this
   // rank.
   virtual bool fuses(ActivationKind kind, int64_t width) const = 0;
+  // RETURNS whether the linear alternates products with the exchange of their rows: whether `forward` takes
+  // LinearOutput::sum, and backward_input a gradient of which it gathers the rows (GemmOperand::own).
+  virtual bool exchanges_pieces() const { return false; }
 
   // Fills the FP8 copies of the weight if call.prepare_weights. REQUIRES: called before every pass. Collective over the
   // tensor ranks if it fills them.
   virtual void prepare_weight(const LayerCall& call) = 0;
   // Computes y, or this rank's part of the sum, and saves the input for W (see keep_input). Collective over the tensor
   // ranks if a column-parallel linear gathers their rows of x (sequence parallelism), or if a linear with FP8 has only
-  // a part of the input.
-  virtual void forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) = 0;
+  // a part of the input. RETURNS the ticket of out.sum's last piece; Lane::done if that is not given.
+  virtual TensorRows::Ticket forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) = 0;
   // Saves the input for W without computing y, as recompute needs it. A plain linear with LinearDesign::saved_input has
   // nothing to save. Collective as `forward` is.
   virtual void keep_input(const LayerCall& call, const GemmOperand& x) = 0;

@@ -14,12 +14,10 @@ void LinearBranch::begin_forward(const LayerCall& call, const NormInput& in, con
   in_->forward(call, normed, out);
 }
 
-void LinearBranch::end_forward(const LayerCall& call, const GemmOperand& x, const Matrix& part) {
-  if (part.given()) {
-    out_->forward(call, x, {part});
-  } else {
-    out_->keep_input(call, x);
-  }
+TensorRows::Ticket LinearBranch::end_forward(const LayerCall& call, const GemmOperand& x, const Output& out) {
+  if (out.part.given()) return out_->forward(call, x, {.y = out.part, .sum = out.sum});
+  out_->keep_input(call, x);
+  return Lane::done;
 }
 
 void LinearBranch::recompute(const LayerCall& call, const Matrix& x) {
@@ -36,10 +34,14 @@ void LinearBranch::backward_input(const LayerCall& call, const BranchGradient& g
   TensorRows& tensor = context_.tensor;
   WorkspaceFrame frame(*call.workspace);
   const GemmOperand d_branch = branch_gradient(
-      call, gradient.d_out, shares_gradient(context_) ? GemmOperand{} : out_->output_gradient_buffer(call, frame));
+      call, gradient.d_out, shares_gradient(context_) ? GemmOperand{} : out_->output_gradient_buffer(call, frame),
+      out_->exchanges_pieces());
   TensorRows::Gathering normed;
-  if (with_weights) normed = in_->begin_weight(call, frame);
+  // The pieces of d_branch go first: the products of the core wait for them.
+  const bool gathers_later = d_branch.own.given();
+  if (with_weights && !gathers_later) normed = in_->begin_weight(call, frame);
   const GemmOperand d_in = core_backward(call, d_branch, frame);
+  if (with_weights && gathers_later) normed = in_->begin_weight(call, frame);
   const Matrix part = frame.take(context_.compute(), tensor.all_rows(), context_.shape.model.hidden_size);
   in_->backward_input(call, d_in, part);
   const TensorRows::Reduction d_norm = tensor.begin_sum(part, frame);

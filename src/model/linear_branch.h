@@ -23,9 +23,10 @@ class LinearBranch : public Branch {
 
   // Runs the norm and the first linear.
   void begin_forward(const LayerCall& call, const NormInput& in, const LinearOutput& out);
-  // Runs the last linear on the core's output `x`. If `part` is not given, saves the data for its backward pass
-  // and computes nothing.
-  void end_forward(const LayerCall& call, const GemmOperand& x, const Matrix& part);
+  bool sums_in_pieces() const override { return out_->exchanges_pieces(); }
+  // Runs the last linear on the core's output `x`. If out.part is not given, saves the data for its backward pass
+  // and computes nothing. RETURNS the ticket of the sum's last piece.
+  TensorRows::Ticket end_forward(const LayerCall& call, const GemmOperand& x, const Output& out);
   // Fills the records of the core and the last linear from the saved data.
   virtual void recompute_core(const LayerCall& call) = 0;
   // RETURNS the gradient of the first linear's output, in `frame`, from that of the last linear's output.

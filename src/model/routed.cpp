@@ -44,7 +44,7 @@ class RoutedBranch final : public Branch {
   void backward_weight(const LayerCall& call, const Matrix& d_out) override;
 
  private:
-  void run(const LayerCall& call, const NormInput& in, const Matrix& part) override;
+  TensorRows::Ticket run(const LayerCall& call, const NormInput& in, const Output& out) override;
 
   const MoeConfig& moe() const { return context_.shape.model.moe; }
   int64_t num_assignments() const { return context_.shape.rows() * moe().top_k; }
@@ -243,8 +243,8 @@ void RoutedBranch::activate(const LayerCall& call) {
                                                .expected_rows = rows_of_experts_->expected_rows()});
 }
 
-void RoutedBranch::run(const LayerCall& call, const NormInput& in, const Matrix& part) {
-  const Matrix normed = at(call, normed_), offsets = rows_of_experts_->offsets(call);
+TensorRows::Ticket RoutedBranch::run(const LayerCall& call, const NormInput& in, const Output& out) {
+  const Matrix part = out.part, normed = at(call, normed_), offsets = rows_of_experts_->offsets(call);
   const int64_t expected = rows_of_experts_->expected_rows();
   norm_.forward(call, in, {normed});
   {
@@ -260,7 +260,7 @@ void RoutedBranch::run(const LayerCall& call, const NormInput& in, const Matrix&
   }
   activate(call);
   if (shared_) shared_->forward(call, normed, part);
-  if (!part.given()) return;
+  if (!part.given()) return Lane::done;
   WorkspaceFrame frame(*call.workspace);
   const Matrix results = frame.take(context_.compute(), rows_of_experts_->rows(), hidden_size());
   context_.backend.run(GroupedLinearForward{
@@ -269,6 +269,7 @@ void RoutedBranch::run(const LayerCall& call, const NormInput& in, const Matrix&
                                    .slots = at(call, slots_),
                                    .shared = shared_ ? part : Matrix{},
                                    .y = part});
+  return Lane::done;
 }
 
 void RoutedBranch::recompute(const LayerCall& call, const Matrix& x) {

@@ -10,6 +10,10 @@ Matrix TensorRows::buffer_for_all_rows(WorkspaceFrame& frame, const Matrix& rows
   return has_own_rows() ? frame.take(rows.dtype, rows.rows * size(), rows.cols) : Matrix{};
 }
 
+Matrix TensorRows::buffer_for_own_rows(WorkspaceFrame& frame, const Matrix& part) const {
+  return has_own_rows() ? frame.take(part.dtype, own_rows(), part.cols) : part;
+}
+
 TensorRows::Gathering TensorRows::begin_gather(const Matrix& rows, const Matrix& whole) {
   if (!has_own_rows()) return {rows};
   return {whole, tensor_.lane->all_gather(tensor_.group, rows.data, whole.data, rows.count(), rows.dtype)};
@@ -22,9 +26,13 @@ Matrix TensorRows::wait(const Gathering& gathering) {
 
 TensorRows::Reduction TensorRows::begin_sum(const Matrix& part, WorkspaceFrame& frame) {
   if (!is_split()) return {part};
-  if (!has_own_rows()) return {part, tensor_.lane->all_reduce(tensor_.group, part.data, part.count(), part.dtype)};
-  const Matrix rows = frame.take(part.dtype, own_rows(), part.cols);
-  return {rows, tensor_.lane->reduce_scatter(tensor_.group, part.data, rows.data, rows.count(), rows.dtype)};
+  const Matrix rows = buffer_for_own_rows(frame, part);
+  return {rows, begin_sum(part, rows)};
+}
+
+TensorRows::Ticket TensorRows::begin_sum(const Matrix& part, const Matrix& rows) {
+  return has_own_rows() ? tensor_.lane->reduce_scatter(tensor_.group, part.data, rows.data, rows.count(), rows.dtype)
+                        : tensor_.lane->all_reduce(tensor_.group, part.data, part.count(), part.dtype);
 }
 
 Matrix TensorRows::wait(const Reduction& reduction) {
@@ -33,9 +41,7 @@ Matrix TensorRows::wait(const Reduction& reduction) {
 }
 
 void TensorRows::sum_into(const Matrix& part, const Matrix& rows) {
-  if (!is_split()) return;
-  wait(has_own_rows() ? tensor_.lane->reduce_scatter(tensor_.group, part.data, rows.data, rows.count(), rows.dtype)
-                      : tensor_.lane->all_reduce(tensor_.group, part.data, part.count(), part.dtype));
+  if (is_split()) wait(begin_sum(part, rows));
 }
 
 void TensorRows::take_max(const Matrix& values) {

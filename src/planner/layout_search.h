@@ -102,7 +102,8 @@ struct LayoutSearch {
   std::string machine;      // "a100-80g in dgx-a100 nodes"
   std::string origin = {};  // see step_origin
   ExpectedError error = {};
-  PublishedStep published = {};  // step of the best layout; see StepForecast
+  PublishedStep published = {};   // step of the best layout; see StepForecast
+  double overlapped_seconds = 0;  // step of the best layout with parallel.overlap_tensor, if that takes less; else 0
   std::string objective;
   int64_t gpus = 0;
   int64_t device_bytes = 0;        // device memory for a rank

@@ -115,6 +115,7 @@ RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
   changed.parallel.expert_tensor = layout.expert_tensor;
   if (layout.expert == 1) changed.parallel.expert_room = ParallelConfig{}.expert_room;
   changed.parallel.sequence = layout.sequence;
+  if (layout.tensor == 1) changed.parallel.overlap_tensor = false;
   changed.parallel.pipeline = layout.pipeline;
   changed.parallel.virtual_stages = layout.virtual_stages;
   changed.parallel.pipeline_schedule = layout.schedule;

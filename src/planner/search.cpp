@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/fp8.h"
 #include "config/faults.h"
 #include "fit/choose_step.h"
 #include "fit/plan_world.h"
@@ -85,6 +86,7 @@ class Search {
     }
     rank();
     name_published();
+    try_overlap();
     explain();
     return std::move(found_);
   }
@@ -348,6 +350,20 @@ class Search {
     const RunConfig config = checked_layout(case_.config, best);
     found_.published = {published->software.release,
                         predict_run(config, *published, best.world_size()).forecast.step_seconds};
+  }
+
+  // Predicts the best layout's step with parallel.overlap_tensor, which the search itself does not try.
+  void try_overlap() {
+    const LayoutResult& best = exact_.front();
+    RunConfig config = checked_layout(case_.config, best.layout);
+    const bool may_overlap = best.layout.tensor > 1 && !config.parallel.overlap_tensor &&
+                             !is_fp8(config.precision.linears) && !is_fp8(config.precision.weight_gradients);
+    if (!may_overlap || !case_.machine.software.is_own()) return;
+    config.parallel.overlap_tensor = true;
+    const Prediction overlapped = predict_run(config, case_.machine, best.layout.world_size());
+    if (overlapped.forecast.step_seconds < best.step_seconds &&
+        overlapped.plan.largest.arenas.total() <= case_.device_bytes)
+      found_.overlapped_seconds = overlapped.forecast.step_seconds;
   }
 
   // Explains for each key and value that the best layout does not have why it lost.

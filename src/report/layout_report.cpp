@@ -244,6 +244,9 @@ std::string layout_search_text(const LayoutSearch& search) {
   if (!search.published.software.empty())
     text += fmt::format("  {:<14} {} by {} in this layout\n", "published step", seconds_text(search.published.seconds),
                         search.published.software);
+  if (search.overlapped_seconds > 0)
+    text += fmt::format("  {:<14} {} for the first layout, with --set parallel.overlap_tensor=true\n",
+                        "overlapped step", seconds_text(search.overlapped_seconds));
   if (best.cost > 0) text += fmt::format("  {:<14} {}\n", "cost", best.goodput > 0 ? format_count(best.cost) : "?");
   if (best.layout.offload != offload::none)
     text += fmt::format("  {:<14} {} for the ranks of a node{}\n", "host memory", bytes_text(best.host_bytes),
@@ -262,6 +265,7 @@ std::string layout_search_json(const LayoutSearch& search, const std::string& co
             {"origin", search.origin},
             {"published_software", search.published.software},
             {"published_step_seconds", search.published.seconds},
+            {"overlapped_step_seconds", search.overlapped_seconds},
             {"objective", search.objective},
             {"gpus", search.gpus},
             {"held", search.held},

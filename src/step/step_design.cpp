@@ -186,9 +186,18 @@ std::vector<int32_t> find_equal_designs(const Model& model) {
   return alike;
 }
 
+// Returns the number of pieces in which products alternate with the tensor ranks' exchange of their rows: four, or two
+// if products of a fourth would have too few rows to be fast.
+int64_t pieces_of_products(const StepDesign& design, const StepShape& shape) {
+  constexpr int64_t fast_rows = 256;
+  if (!design.config.parallel.overlap_tensor || design.tensor.size == 1) return 1;
+  const int64_t rows = design.sequence ? shape.rows() / design.tensor.size : shape.rows();
+  return rows >= 4 * fast_rows ? 4 : 2;
+}
+
 // Returns a design's axes without groups.
 Model::Axes axes_of(const StepDesign& design, const StepShape& shape) {
-  return {.tensor = {design.tensor, design.sequence},
+  return {.tensor = {design.tensor, design.sequence, pieces_of_products(design, shape)},
           .context = {shape.context},
           .experts = {.axis = design.experts,
                       .capacity_factor = design.config.parallel.expert_room,

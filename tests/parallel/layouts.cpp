@@ -53,7 +53,12 @@ std::vector<Axis> make_axes() {
         {"5, ring", {"parallel.context=5", "parallel.context_method=ring"}}}},
       {"data", false, {{"1", {}}, {"2", {}}, {"3", {}}, {"4", {}}, {"5", {}}, {"6", {}}, {"8", {}}}},
       {"zero", false, numbers("parallel.zero", {0, 1, 2, 3})},
-      {"sequence", false, {{"off", {}}, {"on", {"parallel.sequence=true"}}}},
+      {"sequence",
+       false,
+       {{"off", {}},
+        {"on", {"parallel.sequence=true"}},
+        {"off, in pieces", {"parallel.overlap_tensor=true"}},
+        {"on, in pieces", {"parallel.sequence=true", "parallel.overlap_tensor=true"}}}},
       {"micro_batches", false, numbers("batch.accumulation", {1, 2, 4})},
       {"recompute", false, {{"none", {}}, {"block", {"memory.recompute=block"}}}},
   };

@@ -111,8 +111,10 @@ class Player {
                                                     config.memory.recompute == RecomputeKind::selective),
                 .choices = layer_choices(config.memory, backend_->target())},
                spec_, shards_, layout_,
-               {groups.on_tensor_axis(), groups.on_tensor_axis().size > 1 && config.parallel.sequence,
-                groups.group(LaneKind::tensor, GroupKind::tensor), &groups.lane(LaneKind::tensor)},
+               {.tensor = {.axis = groups.on_tensor_axis(),
+                           .sequence = groups.on_tensor_axis().size > 1 && config.parallel.sequence,
+                           .group = groups.group(LaneKind::tensor, GroupKind::tensor),
+                           .lane = &groups.lane(LaneKind::tensor)}},
                *backend_),
         config_(config) {
     backend_->set_scratch(scratch_.data(), plenty);

@@ -100,6 +100,7 @@ struct Sizes {
         residual(dtype_bytes(c.precision.residual)),
         reduce(dtype_bytes(c.precision.reduce)),
         recomputed(c.memory.recompute == RecomputeKind::block),
+        pieces(c.parallel.overlap_tensor ? 2 : 1),
         fp8(c.precision.linears == DType::f8e4m3) {}
 
   const ModelConfig& model;
@@ -111,6 +112,7 @@ struct Sizes {
   int64_t chunks;
   int64_t compute, residual, reduce;  // bytes of C, R and G
   bool recomputed;
+  int64_t pieces;  // pieces of the products of a branch's last linear
   bool fp8;
 };
 
@@ -134,6 +136,9 @@ void add_amaxes(const Sizes& s, Expected& e) {
 // inputs of both column-parallel linears); before the head, and before the embedding's backward.
 //
 // FP8 linears have saved their whole inputs and gather them in one piece.
+//
+// With parallel.overlap_tensor a forward sum of a branch is two sums of half the rows, and the gradients of both
+// branches are gathered by broadcasts.
 TrafficTable tensor_traffic(const Sizes& s) {
   Expected e(s.t);
   const int64_t m = s.micro_batches;
@@ -142,14 +147,16 @@ TrafficTable tensor_traffic(const Sizes& s) {
   const int64_t recomputations = s.recomputed ? m * s.layers : 0;
   if (!s.sequence) {
     e.all_reduces(m, all_rows * s.residual);
-    e.all_reduces(4 * m * s.layers + recomputations + m, all_rows * s.compute);
+    e.all_reduces(2 * m * s.layers + m, all_rows * s.compute);
+    e.all_reduces(s.pieces * (2 * m * s.layers + recomputations), all_rows * s.compute / s.pieces);
   } else {
     const int64_t own_rows = all_rows / s.t;
     e.reduce_scatters(m, own_rows * s.residual);
-    e.reduce_scatters(4 * m * s.layers + recomputations + m, own_rows * s.compute);
-    const int64_t inputs = 2 * (m * s.layers + recomputations);
-    if (!s.fp8) e.broadcasts_in_turn(inputs, own_rows * s.compute);
-    e.all_gathers((s.fp8 ? inputs + 2 * m * s.layers : 4 * m * s.layers) + m, own_rows * s.compute);
+    e.reduce_scatters(2 * m * s.layers + m, own_rows * s.compute);
+    e.reduce_scatters(s.pieces * (2 * m * s.layers + recomputations), own_rows * s.compute / s.pieces);
+    const int64_t inputs = 2 * (m * s.layers + recomputations), gradients = s.pieces > 1 ? 2 * m * s.layers : 0;
+    if (!s.fp8) e.broadcasts_in_turn(inputs + gradients, own_rows * s.compute);
+    e.all_gathers((s.fp8 ? inputs + 2 * m * s.layers : 4 * m * s.layers - gradients) + m, own_rows * s.compute);
     e.all_gathers(m, own_rows * s.residual);
   }
   if (s.fp8) add_amaxes(s, e);
@@ -268,6 +275,16 @@ const Layout layouts[] = {
      .data = 1,
      .zero = 0,
      .overrides = {"parallel.sequence=true", "model.num_kv_heads=6"}},
+    {.family = Family::gpt2,
+     .tensor = 2,
+     .data = 1,
+     .zero = 0,
+     .overrides = {"parallel.overlap_tensor=true", "memory.recompute=block"}},
+    {.family = Family::llama,
+     .tensor = 2,
+     .data = 1,
+     .zero = 0,
+     .overrides = {"parallel.overlap_tensor=true", "parallel.sequence=true", "memory.recompute=block"}},
     {.family = Family::gpt2, .tensor = 2, .data = 1, .zero = 0, .overrides = fp8},
     {.family = Family::llama,
      .tensor = 2,

@@ -79,6 +79,7 @@ def main():
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--layers", type=int, default=12)
     parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--always", action="append", default=[], metavar="SETTING", help="of all runs; may be repeated")
     options = parser.parse_args()
     enter_namespace()
     options.gptrain = str(pathlib.Path(options.gptrain).resolve())
@@ -90,7 +91,7 @@ def main():
         print(f"{'setting':<60}{'s a step':>10}{'faster':>8}{'MB sent':>10}{'s at the rate':>15}")
         for number, setting in enumerate(["", *options.settings]):
             key, _, value = setting.partition("=")
-            settings = {key: value} if key else {}
+            settings = dict(setting.split("=", 1) for setting in options.always) | ({key: value} if key else {})
             sent = sent_bytes(options, folder, settings)
             seconds = step_seconds(options, folder, network, number, settings)
             plain = plain or seconds

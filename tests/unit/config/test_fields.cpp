@@ -96,6 +96,7 @@ const std::map<std::string, Sample> samples = {
     {"parallel.layers_per_stage", {"[4,8]", {"parallel.pipeline=2"}}},
     {"parallel.zero", {"2", {}}},
     {"parallel.sequence", {"true", {"parallel.tensor=2"}}},
+    {"parallel.overlap_tensor", {"true", {"parallel.tensor=2"}}},
     {"parallel.elastic", {"true", {}}},
     {"precision.compute", {R"("bf16")", {}}},
     {"precision.residual", {R"("fp32")", {"precision.compute=bf16"}}},

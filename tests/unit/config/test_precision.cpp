@@ -67,6 +67,9 @@ model.ffn_hidden_size = 3000: must be a multiple of 16 with precision.linears = 
   CHECK(fp8_fault({"parallel.tensor=4", "model.num_heads=192", "model.num_kv_heads=4", "batch.micro=1"}) ==
         "model.num_kv_heads = 4: those of a tensor rank times the head size, 4, must be a multiple of 8 with "
         "precision.linears = fp8 and parallel.tensor = 4 (try 8)");
+  CHECK(fp8_fault({"parallel.tensor=2", "parallel.overlap_tensor=true", "batch.micro=1"}) ==
+        "parallel.overlap_tensor = true: cannot be combined with precision.linears = \"fp8\": the scale of FP8 numbers "
+        "needs all rows at once (try false)");
   CHECK(fp8_fault({"model.sequence_length=20", "batch.global=64", "batch.micro=2"}) ==
         "batch.micro = 2: times model.sequence_length = 20 must be a multiple of 16 with precision.linears = fp8 "
         "(try 4)");
