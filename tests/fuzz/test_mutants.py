@@ -2,7 +2,7 @@
 """Inputs that nobody would write by hand: mutated configs, damaged files, failing system calls. Each run ends with a
 documented code and a message, none by a signal, and its results and saved data are right.
 
-Run as test_mutants.py GPTRAIN SHORT_WRITES [--configs N] [--files N] [--errors N] [--seed N] [TEST...]; SHORT_WRITES
+Run as test_mutants.py GPTRAIN SHORT_WRITES [--configs N] [--files N] [--others N] [--errors N] [--seed N] [TEST...]; SHORT_WRITES
 is the preload library built from short_writes.cpp.
 """
 import argparse
@@ -231,7 +231,7 @@ class SealedFiles(Mutants):
         manifest, content = json.loads((folder / "manifest.json").read_bytes()), (folder / RANK_FILE).read_bytes()
         manifest.pop("crc32c")
         end, taken = 8 + int.from_bytes(content[:8], "little"), 0
-        for number in range(FILES):
+        for number in range(OTHERS):
             body = copy.deepcopy(manifest)
             if number % 2:
                 header = self.leaf_changed(content[8:end])
@@ -251,7 +251,7 @@ class SealedFiles(Mutants):
                 self.assertIn(code, (FINISHED, USAGE, DATA), f"sound, and not taken: {resumed}\n{text}")
             shutil.rmtree(self.folder / "out")
             shutil.copytree(self.folder / "sound", self.folder / "out")
-        print(f"{FILES} values changed below right checksums, {taken} of them sound")
+        print(f"{OTHERS} values changed below right checksums, {taken} of them sound")
 
 
 class OtherFiles(Mutants):
@@ -278,11 +278,11 @@ class OtherFiles(Mutants):
         (self.folder / "four.json").write_text(json.dumps({**config, "parallel": {"tensor": 2, "zero": 1}}))
         self.assertEqual(self.run_gptrain("train", "four.json", "--ranks", 4)[0], FINISHED)
         shutil.copytree(self.folder / "out", self.folder / "sound")
-        for _ in range(FILES):
+        for _ in range(OTHERS):
             rank = f"out/checkpoints/step-00000004/rank-{self.draw.randrange(4):05}.safetensors"
             self.check_damage(rank, ["checkpoint", "verify", "out"], ["train", "run.json", "--resume", "--set", "run.steps=6"],
                               ["train", "four.json", "--ranks", 4, "--resume", "--set", "run.steps=6"], expected=CHECKPOINT)
-        print(f"{FILES} damaged parts of ranks")
+        print(f"{OTHERS} damaged parts of ranks")
 
     def test_files_of_a_run(self):
         self.write_run()
@@ -293,20 +293,20 @@ class OtherFiles(Mutants):
         names = sorted(path.relative_to(self.folder) for path in (self.folder / "out").rglob("*")
                        if path.is_file() and "step-" not in str(path) and path.stat().st_size > 0)
         self.assertGreater(len(names), 3)
-        for _ in range(FILES):
+        for _ in range(OTHERS):
             name = self.draw.choice(names)
             if self.check_damage(name, ["train", "run.json", "--resume"]) == FINISHED:
                 self.assertEqual((self.folder / "out/checkpoints/step-00000004" / RANK_FILE).read_bytes(), expected, str(name))
             shutil.rmtree(self.folder / "out")
             shutil.copytree(self.folder / "sound", self.folder / "out")
-        print(f"{FILES} damaged files among {', '.join(map(str, names))}")
+        print(f"{OTHERS} damaged files among {', '.join(map(str, names))}")
 
     def test_hugging_face(self):
         self.write_run()
         self.assertEqual(self.run_gptrain("train", "run.json")[0], FINISHED)
         self.assertEqual(self.run_gptrain("checkpoint", "export", "out", "--hf", "hf")[0], FINISHED)
         imported = 0
-        for number in range(FILES):
+        for number in range(OTHERS):
             name = ("hf/config.json", "hf/model.safetensors")[number % 2]
             changed = self.leaf_changed if number % 2 == 0 and self.draw.random() < 0.7 else None
             if self.check_damage(name, ["checkpoint", "import", "--hf", "hf", "imported"], damage=changed) == FINISHED:
@@ -314,20 +314,20 @@ class OtherFiles(Mutants):
                 code, _, err = self.run_gptrain("checkpoint", "verify", "imported")
                 self.assertEqual(code, FINISHED, err)
             shutil.rmtree(self.folder / "imported", ignore_errors=True)
-        print(f"{FILES} damaged files of Hugging Face, {imported} of them imported")
+        print(f"{OTHERS} damaged files of Hugging Face, {imported} of them imported")
 
     def test_flat_files(self):
         self.write_run()
         names = {"flat.bin": "llm.c", "flat-nano.bin": "nanogpt", "flat.npy": "npy"}
         for name, kind in names.items():
             self.assertEqual(self.run_gptrain("data", "convert", "corpus", name, "--to", kind)[0], FINISHED)
-        for number in range(FILES):
+        for number in range(OTHERS):
             name = sorted(names)[number % len(names)]
             self.check_damage(name, ["data", "verify", name], ["data", "inspect", name], ["data", "convert", name, "again"],
                               ["train", "run.json", "--set", f'data.train=[{{"path": "{name}"}}]', "--set", "run.out=flat"])
             for path in [*self.folder.glob("again*"), self.folder / "flat"]:
                 shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-        print(f"{FILES} damaged flat files")
+        print(f"{OTHERS} damaged flat files")
 
     def test_published(self):
         configs = Path(__file__).resolve().parents[2] / "configs"
@@ -335,9 +335,9 @@ class OtherFiles(Mutants):
         (self.folder / "points.json").write_text(published)
         command = ["plan", "--scale", "points.json"]
         self.assertEqual(self.run_gptrain(*command)[0], FINISHED)
-        for _ in range(FILES):
+        for _ in range(OTHERS):
             self.check_damage("points.json", command, damage=self.leaf_changed if self.draw.random() < 0.7 else None)
-        print(f"{FILES} damaged files of published steps")
+        print(f"{OTHERS} damaged files of published steps")
 
 
 class SystemCalls(Mutants):
@@ -461,10 +461,11 @@ if __name__ == "__main__":
     parser.add_argument("short_writes", type=Path)
     parser.add_argument("--configs", type=int, default=60)
     parser.add_argument("--files", type=int, default=40)
+    parser.add_argument("--others", type=int, default=4, help="files of each kind in SealedFiles and OtherFiles")
     parser.add_argument("--errors", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("tests", nargs="*")
     arguments = parser.parse_intermixed_args()
     GPTRAIN, SHORT_WRITES = arguments.gptrain.resolve(), arguments.short_writes.resolve()
-    CONFIGS, FILES, ERRORS, SEED = arguments.configs, arguments.files, arguments.errors, arguments.seed
+    CONFIGS, FILES, OTHERS, ERRORS, SEED = arguments.configs, arguments.files, arguments.others, arguments.errors, arguments.seed
     unittest.main(argv=[sys.argv[0], *arguments.tests])
