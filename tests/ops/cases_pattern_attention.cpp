@@ -255,7 +255,7 @@ AttentionShape random_shape(Random& random) {
   shape.documents = std::array{Documents::unmasked, Documents::one, Documents::several,
                                Documents::several}[static_cast<size_t>(random.below(4))];
   shape.sinks = random.below(4) == 0;
-  shape.largest = random.below(4) == 0;
+  shape.largest = shape.softcap == 0 && random.below(4) == 0;
   AttentionPattern& pattern = shape.pattern;
   pattern.kind = static_cast<AttentionKind>(1 + random.below(4));
   pattern.width = size(shape.tokens + 30);
