@@ -60,6 +60,12 @@ int64_t pairs_from(const AttentionPattern& pattern, int64_t first, int64_t set, 
   return 0;
 }
 
+// RETURNS the pairs of a head with a set of columns.
+int64_t pairs_of_set(const AttentionPattern& pattern, int64_t set, int64_t tokens) {
+  const int64_t first = std::min(pattern.global, tokens);
+  return (first > 0 ? band_pairs(first, tokens) : 0) + pairs_from(pattern, first, set, tokens);
+}
+
 // Cuts a number, at least 1, off the front of a text. RETURNS 0 if there is none.
 int64_t take_size(std::string_view& text) {
   int64_t size = 0;
@@ -78,16 +84,18 @@ bool take(std::string_view& text, std::string_view prefix) {
 }  // namespace
 
 int64_t AttentionPattern::pairs(int64_t tokens, int64_t heads) const {
-  const int64_t first = std::min(global, tokens);
   int64_t of_sets = 0;
-  for (int64_t set = 0; set < column_sets; ++set) of_sets += pairs_from(*this, first, set, tokens);
-  const int64_t of_global = first > 0 ? band_pairs(first, tokens) : 0;
-  return heads * of_global + heads / column_sets * of_sets;
+  for (int64_t set = 0; set < column_sets; ++set) of_sets += pairs_of_set(*this, set, tokens);
+  return heads / column_sets * of_sets;
 }
 
 Flops AttentionPattern::twice_counted_pairs(int64_t tokens, int64_t heads) const {
-  if (one_run() && (width == 0 || width >= tokens)) return wide(heads) * wide(tokens) * wide(tokens);
-  return 2 * wide(pairs(tokens, heads));
+  Flops of_sets = 0;
+  for (int64_t set = 0; set < column_sets; ++set) {
+    const int64_t seen = pairs_of_set(*this, set, tokens);
+    of_sets += seen == triangle(tokens) ? wide(tokens) * wide(tokens) : 2 * wide(seen);
+  }
+  return wide(heads / column_sets) * of_sets;
 }
 
 std::optional<AttentionPattern> parse_attention_pattern(std::string_view word) {

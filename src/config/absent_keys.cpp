@@ -6,7 +6,8 @@ std::span<const Aliases> absent_keys() {
   static const std::vector<Aliases> table = {
       {"the number of data ranks follows: that of all ranks, divided by parallel.tensor * parallel.context * "
        "parallel.pipeline",
-       {"dp",
+       {"parallel_data",
+        "dp",
         "dp_size",
         "data_parallel_size",
         "data_parallel_degree",

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <fmt/format.h>
 #include <fstream>
+#include <map>
+#include <mutex>
 #include <set>
 #include <system_error>
 #include <variant>
@@ -227,6 +229,18 @@ std::string shorter_run_hint(std::span<const std::string> overrides, const RunCo
       config.run.steps);
 }
 
+std::string read_text(const std::filesystem::path& file) {
+  std::ifstream stream(file, std::ios::binary);
+  // Reads up to one byte beyond the limit: a pipe has no size to check beforehand.
+  std::string text(static_cast<size_t>(max_config_bytes) + 1, '\0');
+  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
+  const int why = errno;
+  text.resize(stream.gcount());
+  if (!stream.eof() && static_cast<int64_t>(text.size()) <= max_config_bytes)
+    throw Error(ExitCode::usage, "config file {}: cannot be read: {}", file.string(), std::strerror(why));
+  return text;
+}
+
 }  // namespace
 
 RunConfig parse_config(std::string_view text, std::span<const std::string> overrides, std::string_view origin,
@@ -291,15 +305,14 @@ RunConfig load_config(const std::filesystem::path& file, std::span<const std::st
   if (std::filesystem::is_directory(status)) {
     throw Error(ExitCode::usage, "config file {}: is a folder (give the path of a JSON file)", file.string());
   }
-  std::ifstream stream(file, std::ios::binary);
-  // Reads up to one byte beyond the limit: a pipe has no size to check beforehand.
-  std::string text(static_cast<size_t>(max_config_bytes) + 1, '\0');
-  stream.read(text.data(), static_cast<std::streamsize>(text.size()));
-  const int why = errno;
-  text.resize(stream.gcount());
-  if (!stream.eof() && static_cast<int64_t>(text.size()) <= max_config_bytes)
-    throw Error(ExitCode::usage, "config file {}: cannot be read: {}", file.string(), std::strerror(why));
-  return parse_config(text, overrides, file.string(), world_size);
+  if (std::filesystem::is_regular_file(status))
+    return parse_config(read_text(file), overrides, file.string(), world_size);
+  // A pipe can be read once, but a command may load its config for several numbers of ranks.
+  static std::map<std::filesystem::path, std::string> texts_of_pipes;
+  static std::mutex of_texts;
+  const std::lock_guard lock(of_texts);
+  if (!texts_of_pipes.contains(file)) texts_of_pipes[file] = read_text(file);
+  return parse_config(texts_of_pipes[file], overrides, file.string(), world_size);
 }
 
 }  // namespace gptrain::config

@@ -287,7 +287,13 @@ std::optional<fs::path> checkpoint_to_start_from(const RunConfig& config, const 
   }
   std::error_code error;
   const fs::path folder = fs::canonical(*checkpoint, error).parent_path();
-  const bool is_of_run = !error && fs::equivalent(folder, out / "checkpoints", error);
+  // A step's folder may lie elsewhere, behind a link.
+  const auto is_asked = [&](const CheckpointInfo& info) {
+    std::error_code unreadable;
+    return fs::equivalent(info.path, *checkpoint, unreadable);
+  };
+  const bool is_of_run = !error && (std::any_of(found.begin(), found.end(), is_asked) ||
+                                    fs::equivalent(folder, out / "checkpoints", error));
   if (error) throw Error(ExitCode::checkpoint, "cannot read {}: {}", checkpoint->string(), error.message());
   if (!is_of_run) {
     throw Error(ExitCode::usage, "run.out = {}: holds checkpoints of another run than {}; choose another run.out",

@@ -1,9 +1,10 @@
 """Run configs: every class of fault, overrides, `config check`, `config show`, `config schema`, and configs/ whole."""
 import json
 import re
+import subprocess
 import unittest
 
-from cli_case import SOURCE_ROOT, USAGE, CliCase, not_of_some_cases, overrides, tiny_config
+from cli_case import EXECUTABLE, SOURCE_ROOT, TIMEOUT_SECONDS, USAGE, CliCase, not_of_some_cases, overrides, tiny_config
 
 SECTIONS = ["model", "data", "batch", "parallel", "precision", "optimizer", "schedule", "memory", "checkpoint", "log",
             "comm", "run"]
@@ -110,6 +111,16 @@ class Faults(CliCase):
                         "2 * 1 ranks (start 4 or 2 ranks)\n", "train", self.config, *overrides("parallel.tensor=2"),
                         "--dry-run", "--world-size", "3", *target)
         self.assertIn("\nparameters\n", self.succeed("train", self.config, "--dry-run", "--world-size", "1"))
+
+    def test_a_config_from_a_pipe(self):
+        """Commands that load a config for several numbers of ranks read a pipe once."""
+        expected = self.succeed("train", self.config, "--dry-run")
+        text = self.path(self.config).read_bytes()
+        for command in (["train", "/dev/stdin", "--dry-run"], ["plan", "/dev/stdin", "--sweep", "batch.micro=1,2", "--gpus", "1"]):
+            done = subprocess.run([EXECUTABLE, *command], cwd=self.folder, input=text, capture_output=True, timeout=TIMEOUT_SECONDS,
+                                  check=False)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertTrue(command[0] == "plan" or done.stdout.decode() == expected, done.stdout)
 
     def test_the_example_of_the_description(self):
         lines = self.fault_lines("config", "check", self.config,

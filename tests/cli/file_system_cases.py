@@ -133,6 +133,8 @@ class Folders(CliCase):
         self.path("out").symlink_to("real")
         arguments = [config, *overrides('data.train=[{"path":"data/corpus"}]')]
         self.train(*arguments, "--steps", "3")
+        self.checkpoint(3).rename(self.path("disk/third"))
+        self.checkpoint(3).symlink_to(self.path("disk/third"))
         self.train(*arguments, "--resume", "latest")
         self.assertEqual(sorted(path.name for path in self.path("disk/checkpoints").iterdir()), ["step-00000003", "step-00000006"])
         self.assertTrue(self.path("out").is_symlink() and self.path("real/checkpoints").is_symlink())

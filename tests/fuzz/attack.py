@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The whole attack with one seed: runs killed in every phase, damaged files of every kind, hostile strings, failing calls.
+"""The whole attack with one seed: runs of every kind killed in every phase, damaged files of every kind, hostile strings, failing calls.
 
 Run as attack.py GPTRAIN SHORT_WRITES HAS_MPI [--seed N] [--kills N] [--files N]. Prints a line for each part, and ends with
 the number of parts that found a fault.
@@ -24,14 +24,19 @@ def main():
     parser.add_argument("--files", type=int, default=300, help="damaged ones of each kind (default: %(default)s)")
     options = parser.parse_args()
     seed = random.SystemRandom().randrange(1 << 31) if options.seed is None else options.seed
-    seeded, kinds_of_run_files, kinds_of_profiles = ["--seed", seed], 6, 3
+    seeded, kinds_of_run_files, kinds_of_profiles, kinds_of_other_files = ["--seed", seed], 6, 3, 3
     # test_ranks.py kills as often with each way to carry messages.
     parts = {
         "kills of one rank": ["crash/test_crash.py", options.gptrain, "--rounds", options.kills, *seeded],
         "kills of one of many ranks": ["crash/test_ranks.py", options.gptrain, options.has_mpi, "--rounds", options.kills // 3 + 1,
                                        *seeded, "Loss.test_killed_at_any_moment"],
+        "kills of runs of every kind": ["crash/test_kinds.py", options.gptrain, options.has_mpi, "--rounds", options.kills, *seeded],
         "damaged files of runs": ["fuzz/test_mutants.py", options.gptrain, options.short_writes, *seeded,
                                   "--files", kinds_of_run_files * options.files, "Files"],
+        "values below right checksums": ["fuzz/test_mutants.py", options.gptrain, options.short_writes, *seeded,
+                                         "--others", 2 * options.files, "SealedFiles"],
+        "other damaged files": ["fuzz/test_mutants.py", options.gptrain, options.short_writes, *seeded,
+                                "--others", kinds_of_other_files * options.files, "OtherFiles"],
         "mutants of configs": ["fuzz/test_mutants.py", options.gptrain, options.short_writes, *seeded,
                                "--configs", options.files, "Configs"],
         "damaged profiles": ["fuzz/test_mutants.py", options.gptrain, options.short_writes, *seeded,

@@ -2,7 +2,7 @@
 """Inputs that nobody would write by hand: mutated configs, damaged files, failing system calls. Each run ends with a
 documented code and a message, none by a signal, and its results and saved data are right.
 
-Run as test_mutants.py GPTRAIN SHORT_WRITES [--configs N] [--files N] [--errors N] [--seed N] [TEST...]; SHORT_WRITES
+Run as test_mutants.py GPTRAIN SHORT_WRITES [--configs N] [--files N] [--others N] [--errors N] [--seed N] [TEST...]; SHORT_WRITES
 is the preload library built from short_writes.cpp.
 """
 import argparse
@@ -20,6 +20,8 @@ from pathlib import Path
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "cli"))
+
+from hostile_files_cases import crc32c, sealed
 
 FINISHED, USAGE, DATA, CHECKPOINT, DEVICE, MACHINE, REQUEUE = 0, 2, 3, 4, 5, 7, 75
 DOCUMENTED = {FINISHED, USAGE, DATA, CHECKPOINT, DEVICE, MACHINE}
@@ -102,6 +104,24 @@ class Mutants(unittest.TestCase):
         return bytes(data)
 
 
+    def leaf_changed(self, content):
+        """Returns the JSON with another value in one place."""
+        places, whole = [], [json.loads(content)]
+        def walk(value):
+            for key in value if isinstance(value, dict) else range(len(value)):
+                places.append((value, key))
+                if isinstance(value[key], (dict, list)):
+                    walk(value[key])
+        walk(whole)
+        numbers = [(container, key) for container, key in places if isinstance(container[key], (int, float))]
+        container, key = self.draw.choice(numbers if self.draw.random() < 0.7 else places)
+        other = [self.draw.choice(EDGES), self.draw.choice(ODD)]
+        if (container, key) in numbers:
+            other += 4 * [container[key] * self.draw.choice((0.01, 0.5, 2, 100))]
+        container[key] = self.draw.choice(other)
+        return json.dumps(whole[0]).encode()
+
+
 class Configs(Mutants):
     """Dry runs of mutated configs: each is refused, or prints consistent figures."""
 
@@ -176,23 +196,6 @@ class Files(Mutants):
 class Profiles(Mutants):
     """Damaged profiles of a device, a cluster and software: a dry run refuses them, or plans consistent figures."""
 
-    def leaf_changed(self, content):
-        """Returns the JSON with another value in one place."""
-        places, whole = [], [json.loads(content)]
-        def walk(value):
-            for key in value if isinstance(value, dict) else range(len(value)):
-                places.append((value, key))
-                if isinstance(value[key], (dict, list)):
-                    walk(value[key])
-        walk(whole)
-        numbers = [(container, key) for container, key in places if isinstance(container[key], (int, float))]
-        container, key = self.draw.choice(numbers if self.draw.random() < 0.7 else places)
-        other = [self.draw.choice(EDGES), self.draw.choice(ODD)]
-        if (container, key) in numbers:
-            other += 4 * [container[key] * self.draw.choice((0.01, 0.5, 2, 100))]
-        container[key] = self.draw.choice(other)
-        return json.dumps(whole[0]).encode()
-
     def test_damaged(self):
         self.write_run()
         shipped = Path(__file__).resolve().parents[2] / "configs"
@@ -215,6 +218,126 @@ class Profiles(Mutants):
                 self.check_figures(json.loads(out), content)
             (self.folder / f"{name}.json").write_bytes(sound[name])
         print(f"{FILES} damaged profiles, {planned} of them planned")
+
+
+class SealedFiles(Mutants):
+    """Changes values in a manifest or a header, below right checksums: a run takes all that `verify` calls sound."""
+
+    def test_changed(self):
+        self.write_run()
+        self.assertEqual(self.run_gptrain("train", "run.json")[0], FINISHED)
+        shutil.copytree(self.folder / "out", self.folder / "sound")
+        folder = self.folder / "out/checkpoints/step-00000004"
+        manifest, content = json.loads((folder / "manifest.json").read_bytes()), (folder / RANK_FILE).read_bytes()
+        manifest.pop("crc32c")
+        end, taken = 8 + int.from_bytes(content[:8], "little"), 0
+        for number in range(OTHERS):
+            body = copy.deepcopy(manifest)
+            if number % 2:
+                header = self.leaf_changed(content[8:end])
+                header = len(header).to_bytes(8, "little") + header
+                (folder / RANK_FILE).write_bytes(header + content[end:])
+                body["files"][0].update(bytes=len(header) + len(content) - end, header_crc32c=f"{crc32c(header):08x}")
+            else:
+                body = json.loads(self.leaf_changed(json.dumps(manifest)))
+            text = sealed(json.dumps(body, indent=2)[:-2])
+            (folder / "manifest.json").write_text(text, encoding="utf-8")
+            verified, _, err = self.run_gptrain("checkpoint", "verify", folder)
+            self.check_end(verified, err, f"verify of {text}")
+            code, _, resumed = self.run_gptrain("train", "run.json", "--resume", "--set", "run.steps=5")
+            self.check_end(code, resumed, f"resume from {text}")
+            if verified == FINISHED:
+                taken += 1
+                self.assertIn(code, (FINISHED, USAGE, DATA), f"sound, and not taken: {resumed}\n{text}")
+            shutil.rmtree(self.folder / "out")
+            shutil.copytree(self.folder / "sound", self.folder / "out")
+        print(f"{OTHERS} values changed below right checksums, {taken} of them sound")
+
+
+class OtherFiles(Mutants):
+    """Damaged parts of several ranks, files that a run keeps for itself, Hugging Face folders, flat files of tokens,
+    published steps: a documented code, and never another result."""
+
+    def check_damage(self, name, *commands, damage=None, expected=None):
+        """Damages a file, and runs one of some commands."""
+        path = self.folder / name
+        sound = path.read_bytes()
+        damaged = (damage or self.damage)(sound)
+        path.write_bytes(damaged)
+        command = self.draw.choice(commands)
+        code, _, err = self.run_gptrain(*command)
+        self.check_end(code, err, f"{name}, {command}")
+        if expected is not None and damaged != sound:
+            self.assertEqual(code, expected, f"{name}: {err}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(sound)
+        return code
+
+    def test_parts_of_ranks(self):
+        config = self.write_run()
+        (self.folder / "four.json").write_text(json.dumps({**config, "parallel": {"tensor": 2, "zero": 1}}))
+        self.assertEqual(self.run_gptrain("train", "four.json", "--ranks", 4)[0], FINISHED)
+        shutil.copytree(self.folder / "out", self.folder / "sound")
+        for _ in range(OTHERS):
+            rank = f"out/checkpoints/step-00000004/rank-{self.draw.randrange(4):05}.safetensors"
+            self.check_damage(rank, ["checkpoint", "verify", "out"], ["train", "run.json", "--resume", "--set", "run.steps=6"],
+                              ["train", "four.json", "--ranks", 4, "--resume", "--set", "run.steps=6"], expected=CHECKPOINT)
+        print(f"{OTHERS} damaged parts of ranks")
+
+    def test_files_of_a_run(self):
+        self.write_run()
+        self.assertEqual(self.run_gptrain("train", "run.json", "--set", "run.out=whole")[0], FINISHED)
+        expected = (self.folder / "whole/checkpoints/step-00000004" / RANK_FILE).read_bytes()
+        self.assertEqual(self.run_gptrain("train", "run.json", "--steps", 2)[0], FINISHED)
+        shutil.copytree(self.folder / "out", self.folder / "sound")
+        names = sorted(path.relative_to(self.folder) for path in (self.folder / "out").rglob("*")
+                       if path.is_file() and "step-" not in str(path) and path.stat().st_size > 0)
+        self.assertGreater(len(names), 3)
+        for _ in range(OTHERS):
+            name = self.draw.choice(names)
+            if self.check_damage(name, ["train", "run.json", "--resume"]) == FINISHED:
+                self.assertEqual((self.folder / "out/checkpoints/step-00000004" / RANK_FILE).read_bytes(), expected, str(name))
+            shutil.rmtree(self.folder / "out")
+            shutil.copytree(self.folder / "sound", self.folder / "out")
+        print(f"{OTHERS} damaged files among {', '.join(map(str, names))}")
+
+    def test_hugging_face(self):
+        self.write_run()
+        self.assertEqual(self.run_gptrain("train", "run.json")[0], FINISHED)
+        self.assertEqual(self.run_gptrain("checkpoint", "export", "out", "--hf", "hf")[0], FINISHED)
+        imported = 0
+        for number in range(OTHERS):
+            name = ("hf/config.json", "hf/model.safetensors")[number % 2]
+            changed = self.leaf_changed if number % 2 == 0 and self.draw.random() < 0.7 else None
+            if self.check_damage(name, ["checkpoint", "import", "--hf", "hf", "imported"], damage=changed) == FINISHED:
+                imported += 1
+                code, _, err = self.run_gptrain("checkpoint", "verify", "imported")
+                self.assertEqual(code, FINISHED, err)
+            shutil.rmtree(self.folder / "imported", ignore_errors=True)
+        print(f"{OTHERS} damaged files of Hugging Face, {imported} of them imported")
+
+    def test_flat_files(self):
+        self.write_run()
+        names = {"flat.bin": "llm.c", "flat-nano.bin": "nanogpt", "flat.npy": "npy"}
+        for name, kind in names.items():
+            self.assertEqual(self.run_gptrain("data", "convert", "corpus", name, "--to", kind)[0], FINISHED)
+        for number in range(OTHERS):
+            name = sorted(names)[number % len(names)]
+            self.check_damage(name, ["data", "verify", name], ["data", "inspect", name], ["data", "convert", name, "again"],
+                              ["train", "run.json", "--set", f'data.train=[{{"path": "{name}"}}]', "--set", "run.out=flat"])
+            for path in [*self.folder.glob("again*"), self.folder / "flat"]:
+                shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        print(f"{OTHERS} damaged flat files")
+
+    def test_published(self):
+        configs = Path(__file__).resolve().parents[2] / "configs"
+        published = re.sub(r"(?m)^\s*//.*", "", (configs / "published/opt.json").read_text()).replace("../", f"{configs}/")
+        (self.folder / "points.json").write_text(published)
+        command = ["plan", "--scale", "points.json"]
+        self.assertEqual(self.run_gptrain(*command)[0], FINISHED)
+        for _ in range(OTHERS):
+            self.check_damage("points.json", command, damage=self.leaf_changed if self.draw.random() < 0.7 else None)
+        print(f"{OTHERS} damaged files of published steps")
 
 
 class SystemCalls(Mutants):
@@ -338,10 +461,11 @@ if __name__ == "__main__":
     parser.add_argument("short_writes", type=Path)
     parser.add_argument("--configs", type=int, default=60)
     parser.add_argument("--files", type=int, default=40)
+    parser.add_argument("--others", type=int, default=4, help="files of each kind in SealedFiles and OtherFiles")
     parser.add_argument("--errors", type=int, default=8)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("tests", nargs="*")
     arguments = parser.parse_intermixed_args()
     GPTRAIN, SHORT_WRITES = arguments.gptrain.resolve(), arguments.short_writes.resolve()
-    CONFIGS, FILES, ERRORS, SEED = arguments.configs, arguments.files, arguments.errors, arguments.seed
+    CONFIGS, FILES, OTHERS, ERRORS, SEED = arguments.configs, arguments.files, arguments.others, arguments.errors, arguments.seed
     unittest.main(argv=[sys.argv[0], *arguments.tests])

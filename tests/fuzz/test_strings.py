@@ -7,10 +7,13 @@ import argparse
 import copy
 import json
 import os
+import pty
 import random
 import re
+import shutil
 import subprocess
 import sys
+import tty
 import unittest
 from pathlib import Path
 
@@ -75,6 +78,24 @@ class Strings(CliCase):
                               capture_output=True, timeout=120, check=False)
         self.assertGreaterEqual(done.returncode, 0, f"{arguments}: {done.stderr[-500:]}")
         return done.stdout + done.stderr
+
+    def check_on_terminal(self, where, *command):
+        """Checks the output on a terminal. Through a pipe, texts of models and corpora come raw."""
+        main, terminal = pty.openpty()
+        tty.setraw(terminal)
+        process = subprocess.Popen([options.gptrain, *map(str, command)], cwd=self.folder, stdin=subprocess.DEVNULL,
+                                   stdout=terminal, stderr=terminal)
+        os.close(terminal)
+        shown = b""
+        try:
+            while part := os.read(main, 1 << 16):
+                shown += part
+        except OSError:  # the terminal's other side is closed
+            pass
+        os.close(main)
+        self.assertGreaterEqual(process.wait(), 0, f"{command}: {shown[-500:]}")
+        found = CONTROLS.search(shown.replace(b"\r", b"").replace(b"\x1b[K", b""))  # of lines of progress
+        self.assertIsNone(found, f"{where}: {command} shows {found and shown[max(0, found.start() - 80):found.end() + 20]}")
 
     def check_file(self, name, value, *commands, text_of=json.dumps):
         sound = self.path(name).read_bytes() if self.path(name).exists() else None
@@ -146,6 +167,66 @@ class Strings(CliCase):
             value = json.loads(re.sub(r"^\s*//.*", "", profile.read_text(encoding="utf-8"), flags=re.MULTILINE))
             target = [] if option == "--target" else ["--target", "h100"]
             self.check_file("profile.json", value, ["train", config, "--dry-run", *target, option, "profile.json"])
+
+    def test_other_profiles(self):
+        config = self.write_config(tiny_config())
+        self.write_corpus()
+        software = json.loads((SOURCE_ROOT / "configs/software/nemo.json").read_text(encoding="utf-8"))
+        self.check_file("software.json", software, ["train", config, "--dry-run", "--target", "h100", "--software", "software.json"])
+        points = re.sub(r"(?m)^\s*//.*", "", (SOURCE_ROOT / "configs/published/opt.json").read_text(encoding="utf-8"))
+        self.check_file("points.json", json.loads(points.replace("../", f"{SOURCE_ROOT}/configs/")), ["plan", "--scale", "points.json"])
+
+    def test_weights_of_hugging_face(self):
+        self.train(self.write_run(model={"num_layers": 1, "hidden_size": 16, "num_heads": 2, "vocab_size": 257, "sequence_length": 16}))
+        self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        path = self.path("hf/model.safetensors")
+        data = path.read_bytes()
+        end = 8 + int.from_bytes(data[:8], "little")
+        header = json.loads(data[8:end])
+        for changed, where in some(mutants(header), "weights"):
+            text = json.dumps(changed).encode()
+            path.write_bytes(len(text).to_bytes(8, "little") + text + data[end:])
+            self.check(f"model.safetensors {where}", "checkpoint", "import", "--hf", "hf", "imported")
+            shutil.rmtree(self.path("imported"), ignore_errors=True)
+        path.rename(self.path("hf/part.safetensors"))
+        self.path("hf/part.safetensors").write_bytes(data)
+        index = {"metadata": {"total_size": "9"}, "weight_map": {name: "part.safetensors" for name in header if name != "__metadata__"}}
+        self.check_file("hf/model.safetensors.index.json", index, ["checkpoint", "import", "--hf", "hf", "imported"])
+
+    def test_corpora(self):
+        """Texts, names of files, and pieces of a tokenizer."""
+        lines = [{"text": f"{HOSTILE} a text", HOSTILE: HOSTILE, "id": HOSTILE}] * 30
+        for name, content in (("a.jsonl", "".join(json.dumps(line) + "\n" for line in lines)), ("b.jsonl", f'{{"text": "{HOSTILE}\n'),
+                              (f"c{HOSTILE}.jsonl", '{"text": 1}\n'), (f"d{HOSTILE}.txt", HOSTILE), ("e.npy", f"\x93NUMPY\1\0v\0{HOSTILE}")):
+            self.path(name).write_text(content, encoding="latin-1")
+            self.check_on_terminal(name, "data", "pack", name, "--out", "packed", "--tokenizer", "bytes", "--on-bad-line", "skip")
+            self.check_on_terminal(name, "data", "inspect", name)
+        self.check_on_terminal("key", "data", "pack", "a.jsonl", "--out", "other", "--tokenizer", "bytes", "--text-key", HOSTILE)
+        self.check_on_terminal("texts", "data", "inspect", "packed")
+        self.check_on_terminal("ids", "data", "tokenize", "--tokenizer", "bytes", HOSTILE)
+        sound = (SOURCE_ROOT / "tests/cli/sentencepiece.model").read_bytes()
+        draw = random.Random(options.seed)
+        for number in range(options.strings or 100):
+            at = draw.choice([place.start() for place in re.finditer(rb"[a-z]{2}", sound)])
+            self.path("m.model").write_bytes(sound[:at] + draw.choice((b"\x1b[", b"\xc2\x9b", b"\r\a")) + sound[at + 2:])
+            self.check_on_terminal(f"piece {number}", "data", "tokenize", "--tokenizer", "m.model", "the license of the corpus\x1b[31m")
+
+    def test_generated(self):
+        self.train(self.write_run())
+        for number in range(3):
+            self.check_on_terminal("generated", "generate", "--checkpoint", "out", "--prompt", HOSTILE, "--tokens", 40,
+                                   "--temperature", 5, "--seed", number, *(["--stream"] if number == 2 else []))
+
+    def test_variables(self):
+        config = self.write_run()
+        place = {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1",
+                 "GPTRAIN_SECRET": "a secret of tests"}
+        for name in (*place, "PMI_RANK", "PMI_SIZE", "SLURM_NTASKS", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JSM_NAMESPACE_RANK"):
+            done = subprocess.run([options.gptrain, "train", config, "--set", "comm.timeout_seconds=1"], cwd=self.folder,
+                                  env={**os.environ, **(place if name in place else {}), name: HOSTILE}, capture_output=True,
+                                  timeout=120, check=False)
+            self.assertGreaterEqual(done.returncode, 0, name)
+            self.assertIsNone(CONTROLS.search(done.stdout + done.stderr), name)
 
     def test_metrics(self):
         self.train(self.write_run(), "--steps", "3")

@@ -224,6 +224,57 @@ void poison_case(Trial& trial, std::string_view word, int64_t tokens, DType dtyp
   }
 }
 
+// RETURNS whether some query of the first sequence sees two keys, so that gradients of scores are not all zero.
+bool has_pairs(const AttentionShape& shape) {
+  const std::vector<int32_t> starts = document_starts(shape);
+  for (int64_t query = 1; query < shape.tokens; ++query) {
+    const int64_t start = shape.documents == Documents::unmasked ? 0 : starts[static_cast<size_t>(query)];
+    for (int64_t key = start; key < query; ++key)
+      if (shape.pattern.sees(0, query, key)) return true;
+  }
+  return false;
+}
+
+// RETURNS any pattern of any kind, on sizes around those of tiles.
+AttentionShape random_shape(Random& random) {
+  constexpr std::array<int64_t, 8> edges{63, 64, 65, 127, 128, 129, 192, 193};
+  const auto size = [&](int64_t most) {
+    const int64_t edge = edges[static_cast<size_t>(random.below(std::ssize(edges)))];
+    return random.below(4) == 0 && edge <= most ? edge : 1 + random.below(most);
+  };
+  const int64_t kv_heads = 1 + random.below(2), heads = kv_heads * (1 + random.below(3));
+  AttentionShape shape{.batch = 1 + random.below(2),
+                       .tokens = size(260),
+                       .heads = heads,
+                       .kv_heads = kv_heads,
+                       .head_size = 1 + random.below(random.below(4) == 0 ? 130 : 40)};
+  shape.dropout = random.below(3) == 0 ? 0.25 : 0;
+  shape.scale = random.below(4) == 0 ? 0.7 : 0;
+  shape.softcap = random.below(4) == 0 ? 2 : 0;
+  shape.gap = random.below(4);
+  shape.documents = std::array{Documents::unmasked, Documents::one, Documents::several,
+                               Documents::several}[static_cast<size_t>(random.below(4))];
+  shape.sinks = random.below(4) == 0;
+  shape.largest = shape.softcap == 0 && random.below(4) == 0;
+  AttentionPattern& pattern = shape.pattern;
+  pattern.kind = static_cast<AttentionKind>(1 + random.below(4));
+  pattern.width = size(shape.tokens + 30);
+  pattern.global = random.below(2) == 0 ? size(random.below(2) == 0 ? 20 : shape.tokens + 5) : 0;
+  if (pattern.kind == AttentionKind::fixed) {
+    pattern.columns = 1 + random.below(pattern.width);
+    const int64_t sets = 1 + random.below(heads / kv_heads);
+    if (heads / kv_heads % sets == 0 && pattern.columns * sets <= pattern.width) pattern.column_sets = sets;
+  }
+  return shape;
+}
+
+void random_case(Trial& trial, DType dtype, void (*check)(Trial&, const AttentionShape&, DType)) {
+  AttentionShape shape = random_shape(trial.random);
+  while (!has_pairs(shape)) shape = random_shape(trial.random);
+  check(trial, shape, dtype);
+  if (!trial.failures().empty()) trial.fail("the shape was " + describe(shape, dtype_name(dtype)));
+}
+
 void rejected_case(Trial& trial) {
   const Operand& x = trial.input(DType::f32, 4, 8);
   const auto reject = [&](const AttentionMask& mask, std::string_view why) {
@@ -271,6 +322,15 @@ void add_cases(Suite& suite) {
                                    [name = std::string_view(word), length = tokens, dtype](Trial& trial) {
                                      poison_case(trial, name, length, dtype);
                                    });
+  }
+  for (int i = 0; i < 3; ++i) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      const std::string description = fmt::format("random pattern {} {}", i, dtype_name(dtype));
+      suite.add<AttentionForward>(description,
+                                  [dtype](Trial& trial) { random_case(trial, dtype, attention_forward_case); });
+      suite.add<AttentionBackward>(description,
+                                   [dtype](Trial& trial) { random_case(trial, dtype, attention_backward_case); });
+    }
   }
   suite.add<AttentionForward>("patterns that are refused", rejected_case);
 }

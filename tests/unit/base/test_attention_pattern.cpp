@@ -32,6 +32,23 @@ TEST_CASE("attention patterns: pairs are a brute-force count in 200 random shape
   }
 }
 
+TEST_CASE("attention patterns: heads that see all earlier tokens count as in dense attention, by whatever pattern") {
+  for (const char* const word :
+       {"dense", "dense+global:7", "band:90", "band:20+global:71", "strided:1", "strided:89", "columns:1",
+        "columns:50+global:89", "fixed:20,20", "fixed:90,1", "fixed:44,20/2+global:89"}) {
+    INFO(word);
+    CHECK(parse_attention_pattern(word).value_or(AttentionPattern{}).twice_counted_pairs(90, 2) == wide(2 * 90 * 90));
+  }
+  // Only the heads of the first set see all.
+  const auto sets = parse_attention_pattern("fixed:88,44/2+global:44").value_or(AttentionPattern{});
+  CHECK(
+      sets.twice_counted_pairs(90, 2) ==
+      wide(90 * 90 +
+           2 * counted_pairs({.kind = AttentionKind::fixed, .width = 88, .columns = 44, .column_sets = 2, .global = 44},
+                             90, 2) -
+           90 * 91));
+}
+
 TEST_CASE("attention patterns: words are read as they are written") {
   for (const char* const word : {"dense", "band:256", "strided:64", "columns:128", "fixed:128,16", "fixed:128,16/4",
                                  "dense+global:1", "fixed:8,8+global:3"}) {
