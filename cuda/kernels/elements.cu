@@ -68,10 +68,16 @@ __global__ void add(Rows<const From> from, Rows<float> to, int64_t rows, int64_t
   });
 }
 
-__global__ void add_sums(const double* sums, float* gradient, int64_t cols, bool accumulate) {
+// sums: [num_rows, num_sums], those of the columns from `first` on.
+__global__ void add_sums(Rows<const double> sums, int64_t num_rows, int64_t num_sums, int64_t first, float* gradient,
+                         int64_t cols, bool accumulate) {
   for_each_pack<1>(1, cols, [&](int64_t, int64_t column) {
+    double sum = 0;
+    if (column >= first && column < first + num_sums) {
+      for (int64_t row = 0; row < num_rows; ++row) sum += *sums.at(row, column - first);
+    }
     const double before = accumulate ? static_cast<double>(gradient[column]) : 0.0;
-    gradient[column] = static_cast<float>(sums[column] + before);
+    gradient[column] = static_cast<float>(sum + before);
   });
 }
 
@@ -422,8 +428,8 @@ void cuda_run(const KeepResidual& op, Stream stream, std::byte*) {
 }
 
 void cuda_run(const AddSums& op, Stream stream, std::byte*) {
-  launch(stream, shape_of_elements(1, op.gradient.cols, 1), add_sums, op.sums.as<const double>(),
-         op.gradient.as<float>(), op.gradient.cols, op.accumulate);
+  launch(stream, shape_of_elements(1, op.gradient.cols, 1), add_sums, Rows<const double>(op.sums), op.sums.rows,
+         op.sums.cols, op.first, op.gradient.as<float>(), op.gradient.cols, op.accumulate);
 }
 
 void cuda_run(const ResidualAdd& op, Stream stream, std::byte*) {

@@ -7,6 +7,9 @@
 
 namespace gptrain::inline config {
 
+// RETURNS whether a model's experts allow that ranks share sequences.
+bool may_share_sequences(const MoeConfig& moe);
+
 // RETURN whether the tokens, heads and patterns allow the config's context ranks to use a method. REQUIRES:
 // parallel.tensor divides model.num_heads.
 bool suits_heads(const StepConfig& config);

@@ -8,8 +8,10 @@ namespace gptrain::inline config {
 namespace {
 
 bool has_patterns_of_ring(const ModelConfig& model) {
-  for (int64_t layer = 0; layer < model.num_layers; ++layer)
-    if (!model.attention(layer).one_run()) return false;
+  for (int64_t layer = 0; layer < model.num_layers; ++layer) {
+    const AttentionKind kind = model.attention(layer).kind;
+    if (kind != AttentionKind::dense && kind != AttentionKind::band) return false;
+  }
   return true;
 }
 
@@ -22,11 +24,6 @@ class ContextRules : Rules {
     resolve_method();
     is_ring() ? check_ring() : check_heads();
     const std::string setting = fmt::format("{} = {}", path, ranks());
-    if (sound({"model.attention_sinks"}) && config_.model.attention_sinks)
-      fault("model.attention_sinks",
-            fmt::format("cannot be combined with {}: a rank has only some {} sinks' gradients", setting,
-                        is_ring() ? "tokens'" : "heads'"),
-            "false");
     if (sound({"memory.linear_projection"}) && config_.memory.linear_projection.is_on())
       fault("memory.linear_projection",
             fmt::format("projects whole sequences, but with {} a rank has only a part of each", setting), "{}");
@@ -52,7 +49,7 @@ class ContextRules : Rules {
     parallel.context_method = takes_ring ? ContextMethod::ring : ContextMethod::heads;
   }
 
-  // Checks that tokens divide evenly over the ranks' runs, and that queries see one run of keys.
+  // Checks that tokens divide evenly over the ranks' runs, and that queries see all keys of a window.
   void check_ring() {
     if (!sound({"model.sequence_length"})) return;
     const ModelConfig& model = config_.model;
@@ -64,7 +61,7 @@ class ContextRules : Rules {
                              [&](int64_t n) { return n == 1 || model.sequence_length % (2 * n) == 0; }));
     }
     if (sound({"model.attention_pattern"}) && !has_patterns_of_ring(model))
-      fault(method_path, "ring needs patterns that see one run of keys, dense or band:W", "\"heads\"");
+      fault(method_path, "ring needs dense or band:W patterns, with or without +global:G", "\"heads\"");
   }
 
   // Checks that tokens and heads divide evenly over the ranks.
@@ -94,6 +91,10 @@ class ContextRules : Rules {
 }  // namespace
 
 void check_context(const RuleContext& context) { ContextRules(context).run(); }
+
+bool may_share_sequences(const MoeConfig& moe) {
+  return moe.capacity == 0 || moe.capacity_over != CapacityOver::sequence;
+}
 
 bool suits_heads(const StepConfig& config) {
   const ModelConfig& model = config.model;

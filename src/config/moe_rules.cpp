@@ -3,6 +3,7 @@
 
 #include "base/fp8.h"
 #include "base/json.h"
+#include "config/context_method.h"
 #include "config/rules.h"
 
 namespace gptrain::inline config {
@@ -98,6 +99,11 @@ class MoeRules : Rules {
     const MoeConfig& moe = config_.model.moe;
     if (moe.capacity > 0 && moe.capacity < 1)
       fault_of("capacity", moe.capacity, "must be 0 or at least 1: less drops tokens even of equal loads", "1");
+    if (!may_share_sequences(moe) && config_.parallel.context > 1 && sound({"parallel.context"}))
+      fault_of("capacity_over", capacity_over_names[moe.capacity_over],
+               fmt::format("must be \"rank\" with parallel.context = {}: experts drop rows of whole sequences",
+                           config_.parallel.context),
+               "\"rank\"");
     if (moe.capacity > 0) return;
     if (moe.capacity_over != CapacityOver::sequence)
       fault_of("capacity_over", capacity_over_names[moe.capacity_over],
@@ -160,8 +166,6 @@ class MoeRules : Rules {
            "must be 16 with model.moe: a router chooses by exact inputs", "16");
     refuse("memory.linear_projection", config_.memory.linear_projection.is_on(),
            "cannot be combined with model.moe: an expert's rows are no whole sequences", "{}");
-    refuse("parallel.context", config_.parallel.context > 1,
-           "must be 1 with model.moe: a router's balance loss needs whole sequences", "1");
     refuse("run.device", config_.run.device == DeviceKind::cuda,
            "cannot be cuda with model.moe: the CUDA backend has no kernels for experts yet", "\"cpu\"");
   }

@@ -55,7 +55,7 @@ AttentionBranch::AttentionBranch(const LayerContext& context, LayerLayout& layou
       q_norm_(tensors.find("attention.q_norm.weight")),
       k_norm_(tensors.find("attention.k_norm.weight")),
       sinks_(tensors.find("attention.sinks")),
-      head_sums_(context, layout, "attention.heads", {q_norm_, k_norm_, sinks_}) {
+      head_sums_(context, layout, "attention.heads", {q_norm_, k_norm_, summed_sinks(context, sinks_)}) {
   const StepShape& shape = context.shape;
   const DType c = context.compute();
   const int64_t n = shape.rows();

@@ -12,14 +12,6 @@
 namespace gptrain::inline model {
 namespace {
 
-// RETURNS the heads of queries that a context rank has, and of the keys and values that they read. Ranks that are more
-// than the heads of keys share these.
-HeadCounts context_rank_heads(const LayerContext& context) {
-  const HeadCounts heads = tensor_rank_heads(context);
-  const int64_t ranks = context.context.axis.size;
-  return {heads.queries / ranks, std::max<int64_t>(1, heads.keys / ranks)};
-}
-
 class AttentionByHeads final : public AttentionCore {
  public:
   AttentionByHeads(const LayerContext& context, LayerLayout& layout, const Design& design);
@@ -68,9 +60,7 @@ class AttentionByHeads final : public AttentionCore {
 };
 
 AttentionByHeads::AttentionByHeads(const LayerContext& context, LayerLayout& layout, const Design& design)
-    : AttentionCore(context, layout, design, context_rank_heads(context),
-                    context.tensor.rank() * tensor_rank_heads(context).queries +
-                        context.context.axis.rank * context_rank_heads(context).queries) {
+    : AttentionCore(context, layout, design) {
   const int64_t rows = context.shape.batch * context.shape.sequence_length;
   qkv_ = layout.save({"attention.qkv_of_heads", context.compute(), rows, q_width() + 2 * kv_width()});
   if (input_codec(context) == Codec::plain)

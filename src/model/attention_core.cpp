@@ -11,8 +11,7 @@ namespace {
 class WholeAttention final : public AttentionCore {
  public:
   WholeAttention(const LayerContext& context, LayerLayout& layout, const Design& design)
-      : AttentionCore(context, layout, design, tensor_rank_heads(context),
-                      context.tensor.rank() * tensor_rank_heads(context).queries) {}
+      : AttentionCore(context, layout, design) {}
 
   void forward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o) override { run_forward(call, in, o); }
   void backward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o, const Matrix& d_o,
@@ -22,6 +21,13 @@ class WholeAttention final : public AttentionCore {
   bool reads_operands() const override { return true; }
 };
 
+bool exchanges_heads(const LayerContext& context) { return context.context.is_split() && !context.context.is_ring(); }
+
+// RETURNS the first of the tensor rank's heads for which this rank runs the attention ops.
+int64_t first_of_tensor_rank(const LayerContext& context) {
+  return exchanges_heads(context) ? context.context.axis.rank * attention_heads(context).queries : 0;
+}
+
 }  // namespace
 
 HeadCounts tensor_rank_heads(const LayerContext& context) {
@@ -30,12 +36,27 @@ HeadCounts tensor_rank_heads(const LayerContext& context) {
   return {model.num_heads / ranks, std::max<int64_t>(1, model.num_kv_heads / ranks)};
 }
 
-AttentionCore::AttentionCore(const LayerContext& context, LayerLayout& layout, const Design& design, HeadCounts heads,
-                             int64_t first_head)
-    : context_(context), layout_(layout), heads_(heads), design_(design), first_head_(first_head) {
+HeadCounts attention_heads(const LayerContext& context) {
+  const HeadCounts heads = tensor_rank_heads(context);
+  const int64_t ranks = exchanges_heads(context) ? context.context.axis.size : 1;
+  // Ranks that are more than the heads of keys share these.
+  return {heads.queries / ranks, std::max<int64_t>(1, heads.keys / ranks)};
+}
+
+SummedParameter summed_sinks(const LayerContext& context, const Parameter& sinks) {
+  if (context.context.is_ring()) return {sinks, 2 * context.shape.batch, 0, sinks.cols};
+  return {sinks, 1, first_of_tensor_rank(context), sinks.given() ? attention_heads(context).queries : 0};
+}
+
+AttentionCore::AttentionCore(const LayerContext& context, LayerLayout& layout, const Design& design)
+    : context_(context),
+      layout_(layout),
+      heads_(attention_heads(context)),
+      design_(design),
+      first_head_(context.tensor.rank() * tensor_rank_heads(context).queries + first_of_tensor_rank(context)) {
   const StepShape& shape = context.shape;
   const int64_t queries = context.context.is_ring() ? shape.token_rows().length : shape.sequence_length;
-  lse_ = layout.save({"attention.lse", DType::f32, shape.batch * heads.queries, queries});
+  lse_ = layout.save({"attention.lse", DType::f32, shape.batch * heads_.queries, queries});
 }
 
 Dropout AttentionCore::dropout(const LayerCall& call) const {
@@ -49,6 +70,11 @@ Matrix AttentionCore::largest_scores(const LayerCall& call) const {
   const Matrix scores = call.statistics.find(head_scores_statistic);
   if (!scores.given()) return {};
   return scores.column_range(design_.layer * model().num_heads + first_head_, heads_.queries);
+}
+
+Matrix AttentionCore::sinks(const LayerCall& call) const {
+  const Matrix all = design_.sinks.norm(call);
+  return all.given() ? all.column_range(first_of_tensor_rank(context_), heads_.queries) : all;
 }
 
 AttentionMask AttentionCore::mask(const LayerCall& call) const {
@@ -73,7 +99,7 @@ AttentionForward AttentionCore::forward_op(const LayerCall& call, const QueryKey
           .v = in.v,
           .o = o,
           .lse = layout_.at(call, lse_),
-          .sinks = design_.sinks.norm(call),
+          .sinks = sinks(call),
           .largest = largest_scores(call)};
 }
 
@@ -98,7 +124,7 @@ AttentionBackward AttentionCore::backward_op(const LayerCall& call, const QueryK
           .dq = d_in.q,
           .dk = d_in.k,
           .dv = d_in.v,
-          .sinks = design_.sinks.norm(call),
+          .sinks = sinks(call),
           .d_sinks = design_.head_sums.at(call, design_.sinks_sum),
           .fixed_bits = shape.deterministic};
 }

@@ -22,9 +22,12 @@ struct HeadCounts {
 // RETURNS the numbers of heads that a tensor rank holds.
 HeadCounts tensor_rank_heads(const LayerContext& context);
 
+// RETURNS the numbers of heads for which a rank runs the attention ops.
+HeadCounts attention_heads(const LayerContext& context);
+
 class AttentionCore {
  public:
-  // Parts of the branch. `head_sums` has the sums of the sinks' gradients as its parameter `sinks_sum`.
+  // Parts of the branch. `head_sums` has the sums of the sinks' gradients (summed_sinks) as its parameter `sinks_sum`.
   struct Design {
     int64_t layer;
     Parameter sinks;
@@ -46,10 +49,7 @@ class AttentionCore {
   virtual bool reads_operands() const = 0;
 
  protected:
-  // `heads`: numbers of the heads for which this rank runs the attention ops. `first_head`: number in the model of the
-  // first.
-  AttentionCore(const LayerContext& context, LayerLayout& layout, const Design& design, HeadCounts heads,
-                int64_t first_head);
+  AttentionCore(const LayerContext& context, LayerLayout& layout, const Design& design);
 
   // RETURN the ops of this rank's heads on rows of whole sequences.
   AttentionForward forward_op(const LayerCall& call, const QueryKeyValue& in, const Matrix& o) const;
@@ -69,6 +69,8 @@ class AttentionCore {
  private:
   Dropout dropout(const LayerCall& call) const;
   AttentionMask mask(const LayerCall& call) const;
+  // RETURNS the sinks of these heads; not given if the model has none.
+  Matrix sinks(const LayerCall& call) const;
   // RETURNS the elements of these heads in the statistic of head scores; not given if it is not collected.
   Matrix largest_scores(const LayerCall& call) const;
 
@@ -76,6 +78,10 @@ class AttentionCore {
   const int64_t first_head_;
   LayerLayout::Field lse_ = LayerLayout::none;
 };
+
+// RETURNS the sums of the gradients of a tensor rank's sinks that the core computes: those of its heads, or one of each
+// run of its queries.
+SummedParameter summed_sinks(const LayerContext& context, const Parameter& sinks);
 
 // RETURNS the core of a rank that has whole sequences, or parts of them (StepShape::context). REQUIRES: context and
 // layout outlive it; it is made before layout.finish().

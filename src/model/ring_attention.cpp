@@ -11,6 +11,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -39,8 +40,7 @@ constexpr std::array both_runs = {Run::early, Run::late};
 class RingAttention final : public AttentionCore {
  public:
   RingAttention(const LayerContext& context, LayerLayout& layout, const Design& design)
-      : AttentionCore(context, layout, design, tensor_rank_heads(context),
-                      context.tensor.rank() * tensor_rank_heads(context).queries),
+      : AttentionCore(context, layout, design),
         pattern_(within(context.shape.model.attention(design.layer), context.shape.sequence_length)) {}
 
   void forward(const LayerCall& call, const QueryKeyValue& in, const Matrix& o) override;
@@ -49,12 +49,21 @@ class RingAttention final : public AttentionCore {
   bool reads_operands() const override { return true; }
 
  private:
-  // A run of a rank's queries and a run of a rank's keys, in one sequence of the micro-batch.
+  // Keys of one of a rank's runs that follow each other, and that queries see by one rule.
+  struct Keys {
+    Run run;
+    int64_t first, length;  // tokens
+    int64_t row;            // the first one's row in the sequence on the rank
+    bool global;            // whether all later queries see them
+  };
+  // A run of this rank's queries and keys of a rank, in one sequence of the micro-batch.
   struct Pair {
     int64_t sequence;
     Run queries;
-    int64_t keys_rank;
-    Run keys;
+    Keys keys;
+
+    // RETURNS the number of the queries in the micro-batch.
+    int64_t queries_number() const { return 2 * sequence + (queries == Run::late ? 1 : 0); }
   };
   // Runs of keys that travel between this rank and two others, one step ahead of their use.
   class KeysAhead;
@@ -63,7 +72,8 @@ class RingAttention final : public AttentionCore {
 
   // RETURNS the pattern, or dense if its queries see all earlier tokens.
   static AttentionPattern within(const AttentionPattern& pattern, int64_t tokens) {
-    return pattern.width >= tokens ? AttentionPattern{} : pattern;
+    const bool sees_all = pattern.kind == AttentionKind::dense || pattern.width >= tokens || pattern.global >= tokens;
+    return sees_all ? AttentionPattern{} : pattern;
   }
   int64_t num_ranks() const { return context_.context.axis.size; }
   int64_t own_rank() const { return context_.context.axis.rank; }
@@ -75,19 +85,26 @@ class RingAttention final : public AttentionCore {
   int64_t first_token(int64_t rank, Run run) const {
     return (run == Run::early ? rank : 2 * num_ranks() - 1 - rank) * run_length();
   }
-  // RETURNS whether a query of one run sees a key of the other, in a sequence of one document.
-  bool sees(int64_t queries_rank, Run queries, int64_t keys_rank, Run keys) const;
+  // RETURNS the keys of a rank, in rising order.
+  std::vector<Keys> keys_of(int64_t rank) const;
+  // RETURN whether a query of a run, or of a rank, sees some of the keys, in a sequence of one document.
+  bool sees(int64_t queries_rank, Run queries, const Keys& keys) const;
   bool sees(int64_t queries_rank, int64_t keys_rank) const;
   // RETURN whether this rank uses others' keys in a step, and whether another rank uses this one's.
   bool receives_keys(int64_t step) const { return sees(own_rank(), rank_after(-step)); }
   bool sends_keys(int64_t step) const { return sees(rank_after(step), own_rank()); }
-  // RETURNS the pairs of a step whose query and key runs see each other, in the order of their sums: those of one run
-  // first, as every query sees its own key.
+  // RETURNS the pairs of a step whose queries see some of the keys, in the order of their sums.
   std::vector<Pair> pairs(int64_t step) const;
+  // RETURNS these pairs, and for keys that no query of this rank sees one that computes their gradients of zero; none
+  // if the step has no pairs.
+  std::vector<Pair> pairs_of_all_keys(int64_t step) const;
 
   Matrix rows_of(const Matrix& rows, int64_t sequence, Run run) const {
     const int64_t first = 2 * sequence + (run == Run::late ? 1 : 0);
     return rows.row_range(first * run_length(), run_length());
+  }
+  Matrix rows_of(const Matrix& rows, int64_t sequence, const Keys& keys) const {
+    return rows.row_range(2 * sequence * run_length() + keys.row, keys.length);
   }
   // RETURNS the log-sum-exps of a run's queries.
   Matrix lse_of(const Matrix& lse, int64_t sequence, Run run) const {
@@ -95,7 +112,7 @@ class RingAttention final : public AttentionCore {
         .column_range(run == Run::late ? run_length() : 0, run_length());
   }
   AttentionPart part_of(const Pair& pair) const {
-    return {first_token(own_rank(), pair.queries), first_token(pair.keys_rank, pair.keys), run_length()};
+    return {first_token(own_rank(), pair.queries), pair.keys.first, pair.keys.length};
   }
   // Makes an op of whole sequences that of a pair, except for o and gradients. `keys`: keys and values, side by side.
   template <typename Op>
@@ -111,28 +128,39 @@ class RingAttention final : public AttentionCore {
   const AttentionPattern pattern_;
 };
 
-bool RingAttention::sees(int64_t queries_rank, Run queries, int64_t keys_rank, Run keys) const {
-  const int64_t query = first_token(queries_rank, queries), key = first_token(keys_rank, keys), last = run_length() - 1;
-  if (key > query) return false;
-  return pattern_.kind == AttentionKind::dense || key + last > query - pattern_.width;
+std::vector<RingAttention::Keys> RingAttention::keys_of(int64_t rank) const {
+  std::vector<Keys> found;
+  for (const Run run : both_runs) {
+    const int64_t first = first_token(rank, run), end = first + run_length();
+    const int64_t end_of_global = std::clamp(pattern_.global, first, end);
+    const int64_t before = (run == Run::late ? run_length() : 0) - first;
+    if (end_of_global > first) found.push_back({run, first, end_of_global - first, first + before, true});
+    if (end > end_of_global) found.push_back({run, end_of_global, end - end_of_global, end_of_global + before, false});
+  }
+  return found;
+}
+
+bool RingAttention::sees(int64_t queries_rank, Run queries, const Keys& keys) const {
+  const int64_t query = first_token(queries_rank, queries);
+  if (keys.first >= query + run_length()) return false;
+  return keys.global || pattern_.kind == AttentionKind::dense || keys.first + keys.length > query - pattern_.width + 1;
 }
 
 bool RingAttention::sees(int64_t queries_rank, int64_t keys_rank) const {
   for (const Run queries : both_runs)
-    for (const Run keys : both_runs)
-      if (sees(queries_rank, queries, keys_rank, keys)) return true;
+    for (const Keys& keys : keys_of(keys_rank))
+      if (sees(queries_rank, queries, keys)) return true;
   return false;
 }
 
 std::vector<RingAttention::Pair> RingAttention::pairs(int64_t step) const {
-  const int64_t keys_rank = rank_after(-step);
   std::vector<Pair> found;
   for (int64_t sequence = 0; sequence < context_.shape.batch; ++sequence) {
     for (const bool of_one_run : {true, false}) {
-      for (const Run keys : both_runs) {
+      for (const Keys& keys : keys_of(rank_after(-step))) {
         for (const Run queries : both_runs) {
-          if (of_one_run != (step == 0 && keys == queries) || !sees(own_rank(), queries, keys_rank, keys)) continue;
-          found.push_back({.sequence = sequence, .queries = queries, .keys_rank = keys_rank, .keys = keys});
+          if (of_one_run != (step == 0 && keys.run == queries) || !sees(own_rank(), queries, keys)) continue;
+          found.push_back({.sequence = sequence, .queries = queries, .keys = keys});
         }
       }
     }
@@ -145,7 +173,8 @@ void RingAttention::narrow(Op& op, const Pair& pair, const Matrix& keys) const {
   op.batch = 1;
   op.sequence_length = run_length();
   if (op.mask.document_starts != nullptr) op.mask.document_starts += pair.sequence * context_.shape.sequence_length;
-  op.mask.pattern = pattern_;
+  // A band of all tokens is dense, but for its exact number of pairs.
+  op.mask.pattern = pair.keys.global ? window_pattern(context_.shape.sequence_length) : window_pattern(pattern_.width);
   op.mask.max_documents = 0;
   if (op.dropout.p > 0) op.dropout.sample_ids += pair.sequence;
   const Matrix kv = rows_of(keys, pair.sequence, pair.keys);
@@ -250,15 +279,17 @@ void RingAttention::forward(const LayerCall& call, const QueryKeyValue& in, cons
   const Matrix part_lse = frame.take(DType::f32, heads_.queries, run_length());
   const AttentionForward whole = forward_op(call, in, sum);
   KeysAhead ahead(*this, frame, in);
+  std::set<int64_t> begun;  // numbers of queries that have a result
   for (int64_t step = 0; step < num_ranks(); ++step) {
     const Matrix keys = ahead.next(step);
     for (const Pair& pair : pairs(step)) {
       AttentionForward op = whole;
       narrow(op, pair, keys);
       const Matrix lse = op.lse, o_rows = rows_of(sum, pair.sequence, pair.queries);
-      const bool is_first = step == 0 && pair.keys == pair.queries;
+      const bool is_first = begun.insert(pair.queries_number()).second;
       op.o = is_first ? o_rows : part_o;
       if (!is_first) op.lse = part_lse;
+      if (!is_first) op.sinks = {};
       context_.backend.run(AttentionPartForward{op, part_of(pair)});
       if (!is_first)
         context_.backend.run(MergeAttention{.part_o = part_o, .part_lse = part_lse, .o = o_rows, .lse = lse});
@@ -290,20 +321,21 @@ void RingAttention::backward(const LayerCall& call, const QueryKeyValue& in, con
     if (sum.data != gradient.data) copy(sum, gradient);
 }
 
-void RingAttention::backward_step(const AttentionBackward& whole, int64_t step, const StepGradients& of) const {
-  std::vector<Pair> with_keys = pairs(step);
-  // Keys that no query of this rank sees get gradients of zero from a pair that computes nothing.
-  if (!with_keys.empty()) {
-    for (int64_t sequence = 0; sequence < context_.shape.batch; ++sequence) {
-      for (const Run keys : both_runs) {
-        const bool is_seen = sees(own_rank(), Run::early, with_keys.front().keys_rank, keys) ||
-                             sees(own_rank(), Run::late, with_keys.front().keys_rank, keys);
-        if (!is_seen) with_keys.push_back({sequence, Run::early, with_keys.front().keys_rank, keys});
-      }
+std::vector<RingAttention::Pair> RingAttention::pairs_of_all_keys(int64_t step) const {
+  std::vector<Pair> found = pairs(step);
+  if (found.empty()) return found;
+  for (int64_t sequence = 0; sequence < context_.shape.batch; ++sequence) {
+    for (const Keys& keys : keys_of(rank_after(-step))) {
+      if (!sees(own_rank(), Run::early, keys) && !sees(own_rank(), Run::late, keys))
+        found.push_back({.sequence = sequence, .queries = Run::early, .keys = keys});
     }
   }
-  std::vector<bool> has_keys(2 * context_.shape.batch, false);
-  for (const Pair& pair : with_keys) {
+  return found;
+}
+
+void RingAttention::backward_step(const AttentionBackward& whole, int64_t step, const StepGradients& of) const {
+  std::set<int64_t> begun_queries, begun_keys;  // numbers of queries, and rows of keys, that have a gradient
+  for (const Pair& pair : pairs_of_all_keys(step)) {
     AttentionBackward op = whole;
     narrow(op, pair, of.keys);
     op.o = rows_of(op.o, pair.sequence, pair.queries);
@@ -311,12 +343,14 @@ void RingAttention::backward_step(const AttentionBackward& whole, int64_t step, 
     const Matrix dq = rows_of(of.dq, pair.sequence, pair.queries);
     const Matrix dk = rows_of(of.of_keys.k, pair.sequence, pair.keys);
     const Matrix dv = rows_of(of.of_keys.v, pair.sequence, pair.keys);
-    const auto index = static_cast<size_t>(2 * pair.sequence + (pair.keys == Run::late ? 1 : 0));
-    const bool adds_to_queries = step > 0 || pair.keys != pair.queries, adds_to_keys = has_keys[index];
-    has_keys[index] = true;
+    const bool adds_to_queries = step > 0 || !begun_queries.insert(pair.queries_number()).second;
+    const bool adds_to_keys = !begun_keys.insert(2 * pair.sequence * run_length() + pair.keys.row).second;
+    const Matrix part_kv = of.part_kv.row_range(0, pair.keys.length);
     op.dq = adds_to_queries ? of.part_dq : dq;
-    op.dk = adds_to_keys ? of.part_kv.column_range(0, kv_width()) : dk;
-    op.dv = adds_to_keys ? of.part_kv.column_range(kv_width(), kv_width()) : dv;
+    op.dk = adds_to_keys ? part_kv.column_range(0, kv_width()) : dk;
+    op.dv = adds_to_keys ? part_kv.column_range(kv_width(), kv_width()) : dv;
+    if (adds_to_queries) op.sinks = op.d_sinks = {};
+    if (op.d_sinks.given()) op.d_sinks = op.d_sinks.row_range(pair.queries_number(), 1);
     context_.backend.run(AttentionPartBackward{op, part_of(pair)});
     if (adds_to_queries) add(of.part_dq, dq);
     if (!adds_to_keys) continue;

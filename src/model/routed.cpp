@@ -57,18 +57,22 @@ class RoutedBranch final : public Branch {
             .renormalise = moe().renormalise,
             .scale = moe().scale,
             .balanced_rows = balanced_rows(),
+            .run_ranks = context_.context.axis.size,
             .groups = moe().groups,
             .group_top_k = moe().group_top_k,
             .capacity = capacity(),
             .capacity_rows = capacity_rows(),
             .drop = moe().drop};
   }
-  // RETURNS the rows among which the balance loss counts loads.
+  // RETURNS the rows, of all ranks that share sequences, among which the balance loss counts loads.
   int64_t balanced_rows() const {
-    return moe().aux_over == BalanceOver::micro_batch ? context_.shape.rows() : context_.shape.sequence_length;
+    const int64_t sequences = moe().aux_over == BalanceOver::micro_batch ? context_.shape.batch : 1;
+    return sequences * context_.shape.sequence_length;
   }
+  // RETURNS whether other ranks have rows of the runs among which the balance loss counts loads.
+  bool shares_loads() const { return context_.context.is_split() && moe().aux_over != BalanceOver::global; }
   int64_t capacity_rows() const {
-    return moe().capacity_over == CapacityOver::rank ? context_.shape.rows() : context_.shape.sequence_length;
+    return moe().capacity_over == CapacityOver::rank ? context_.shape.rows() : context_.shape.token_rows().length;
   }
   // RETURNS the rows that an expert takes of capacity_rows(); 0: all.
   int64_t capacity() const {
@@ -79,6 +83,7 @@ class RoutedBranch final : public Branch {
   bool jitters() const { return moe().jitter > 0 && context_.shape.training; }
   void jitter(const LayerCall& call, const Matrix& x, const Matrix& y);
   Matrix at(const LayerCall& call, LayerLayout::Field field) const { return layout_.at(call, field); }
+  Matrix loads(const LayerCall& call) const { return shares_loads() ? at(call, loads_) : Matrix{}; }
   // RETURNS the rows of the router's matrix that this rank counts in model FLOPs, as all tensor ranks have all rows.
   int64_t counted_experts() const { return context_.tensor.rank() == 0 ? -1 : 0; }
   // RETURNS the parameters among which the experts' are.
@@ -102,6 +107,8 @@ class RoutedBranch final : public Branch {
   void multiply_router(const LayerCall& call, const Matrix& rows);
   // Chooses experts by the saved logits.
   void route(const LayerCall& call);
+  // Adds up the loads of ranks that share sequences, and adds the balance loss by them to the statistic.
+  void sum_loads(const LayerCall& call);
   // Computes the last linears' input from the saved data.
   void activate(const LayerCall& call);
   // Computes the gradient of the experts' first linears' output, and of the router's logits.
@@ -119,6 +126,7 @@ class RoutedBranch final : public Branch {
   LayerLayout::Field experts_, slots_;
   RoutedFields routed_;
   std::unique_ptr<ExpertRows> rows_of_experts_;
+  LayerLayout::Field loads_ = LayerLayout::none;
   LayerLayout::Field d_logits_, d_hidden_, d_branch_ = LayerLayout::none;
   std::unique_ptr<SharedFfn> shared_;  // null: none
 };
@@ -145,6 +153,7 @@ RoutedBranch::RoutedBranch(const LayerContext& context, LayerLayout& layout, int
   routed_.rows = layout.save(for_weight("router.rows", DType::i32, 1, num_assignments()));
   routed_.weights = layout.save({"router.weights", DType::f32, 1, num_assignments()});
   routed_.offsets = layout.save(for_weight("router.offsets", DType::i32, 1, moe().experts + 1));
+  if (shares_loads()) loads_ = layout.save({"router.loads", DType::f32, n / rule().own_rows(), moe().experts});
   rows_of_experts_ = make_expert_rows(context, layout, layer, routed_);
   const int64_t experts = rows_of_experts_->experts(), rows = rows_of_experts_->rows();
   in_ = stacked(tensors, ".in.weight", rows_of_experts_->first_expert(), experts);
@@ -229,9 +238,21 @@ void RoutedBranch::route(const LayerCall& call) {
                                    .offsets = at(call, routed_.offsets),
                                    .bias = bias_.norm(call),
                                    .excess = excess_.norm(call),
-                                   .statistics = context_.tensor.rank() == 0 ? statistics(call) : Matrix{}});
+                                   .statistics = context_.tensor.rank() == 0 ? statistics(call) : Matrix{},
+                                   .loads = loads(call)});
+  if (shares_loads()) sum_loads(call);
   rows_of_experts_->route(call);
   count_lost_rows(call);
+}
+
+void RoutedBranch::sum_loads(const LayerCall& call) {
+  const Matrix sums = loads(call);
+  const ContextParallel& context = context_.context;
+  context.lane->wait(context.lane->all_reduce(context.group, sums.data, sums.count(), sums.dtype));
+  const Matrix statistic = context_.tensor.rank() == 0 ? statistics(call) : Matrix{};
+  if (!statistic.given()) return;
+  context_.backend.run(AddBalance{
+      .rule = rule(), .top_k = moe().top_k, .logits = at(call, logits_), .loads = sums, .statistics = statistic});
 }
 
 void RoutedBranch::activate(const LayerCall& call) {
@@ -309,7 +330,7 @@ void RoutedBranch::experts_backward(const LayerCall& call, const Matrix& d_branc
   const double losses = context_.tensor.rank() == 0 ? 1 : 0;
   const auto sequences = static_cast<double>(context_.shape.sequences_of_step);
   const auto tokens = sequences * static_cast<double>(context_.shape.sequence_length);
-  const double runs = sequences / static_cast<double>(balanced_rows() / context_.shape.sequence_length);
+  const double runs = tokens / static_cast<double>(balanced_rows());
   context_.backend.run(RouteTokensBackward{.rule = rule(),
                                            .balance_factor = losses * moe().aux_loss / runs,
                                            .z_factor = losses * moe().z_loss / tokens,
@@ -318,6 +339,7 @@ void RoutedBranch::experts_backward(const LayerCall& call, const Matrix& d_branc
                                            .experts = at(call, experts_),
                                            .slots = at(call, slots_),
                                            .excess = excess_.norm(call),
+                                           .loads = loads(call),
                                            .d_weights = rows_of_experts_->take_back_numbers(call, d_weights, frame),
                                            .d_logits = at(call, d_logits_)});
 }

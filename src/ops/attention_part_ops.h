@@ -13,7 +13,7 @@ namespace gptrain::inline ops {
 // the op of the sequence with batch 1, sequence_length queries, k and v with part.keys rows, o in f32. A query that
 // sees none of these keys has o = 0 and lse = -infinity. Parts over all keys of a query are merged by MergeAttention.
 // Dropout drops the pairs that it drops in the whole sequence. document_starts and sample_ids are those of the
-// sequence. REQUIRES: mask.pattern.one_run().
+// sequence. Sinks are given for one of the parts that have a query. REQUIRES: mask.pattern.one_run().
 struct AttentionPartForward {
   static constexpr std::string_view name = "attention_part_forward";
   AttentionForward of;
@@ -21,7 +21,7 @@ struct AttentionPartForward {
 };
 
 // Gradients of a part: dq, dk and dv, f32, are its share of the sums over all parts. o, lse and d_o are those of whole
-// attention.
+// attention. d_sinks, if given, is the whole gradient of the part's queries.
 struct AttentionPartBackward {
   static constexpr std::string_view name = "attention_part_backward";
   AttentionBackward of;
@@ -29,7 +29,7 @@ struct AttentionPartBackward {
 };
 
 // Adds the attention of other keys: l = log(e^lse + e^part_lse), o = o e^(lse - l) + part_o e^(part_lse - l), lse = l,
-// for each query and head. Does not read part_o where part_lse is minus infinity. REQUIRES: lse is finite.
+// for each query and head. Does not read part_o where part_lse is minus infinity. REQUIRES: o is finite.
 struct MergeAttention {
   static constexpr std::string_view name = "merge_attention";
   Matrix part_o;    // [N, H D] f32

@@ -9,7 +9,8 @@ namespace {
 
 void visit_rule(const RouterRule& rule, const Matrix& logits, const Matrix& experts, OperandVisitor& visit) {
   visit.require(experts.cols >= 1 && experts.cols <= logits.cols, "a row has more experts than there are");
-  visit.require(rule.balanced_rows > 0 && TokenRows::whole(rule.balanced_rows).divides(logits.rows),
+  visit.require(rule.balanced_rows > 0 && rule.run_ranks > 0 && rule.balanced_rows % rule.run_ranks == 0 &&
+                    TokenRows::whole(rule.own_rows()).divides(logits.rows),
                 "rows are not whole sequences");
   visit.require(rule.groups > 0 && rule.groups <= most_expert_groups && logits.cols % rule.groups == 0,
                 "groups do not divide the experts");
@@ -30,6 +31,11 @@ void visit_offsets(const Matrix& offsets, int64_t experts, OperandVisitor& visit
 void visit_experts_matrix(const Matrix& w, const Matrix& offsets, OperandVisitor& visit) {
   visit_offsets(offsets, Form::any, visit);
   visit.require(offsets.cols < 2 || w.rows % (offsets.cols - 1) == 0, "the matrix is not one for each expert");
+}
+
+// RETURNS the form of loads: a row for each run.
+Form loads_form(const RouterRule& rule, const Matrix& logits) {
+  return exactly(DType::f32, rule.own_rows() > 0 ? logits.rows / rule.own_rows() : Form::any, logits.cols);
 }
 
 int64_t rows_of_expert(const Matrix& w, const Matrix& offsets) {
@@ -54,7 +60,16 @@ void for_each_operand(const RouteTokens& op, OperandVisitor& visit) {
   visit.looks_up("excess", op.excess, optional(vector(DType::f32, op.logits.cols)));
   visit.operand("statistics", op.statistics, Access::uncounted_write,
                 optional(vector(DType::f64, num_routing_sums(op.logits.cols))));
+  visit.writes("loads", op.loads, optional(loads_form(op.rule, op.logits)));
   visit_rule(op.rule, op.logits, op.experts, visit);
+}
+
+void for_each_operand(const AddBalance& op, OperandVisitor& visit) {
+  visit.reads("logits", op.logits, exactly(DType::f32, Form::any, Form::any));
+  visit.reads("loads", op.loads, loads_form(op.rule, op.logits));
+  visit.operand("statistics", op.statistics, Access::uncounted_write,
+                vector(DType::f64, num_routing_sums(op.logits.cols)));
+  visit.require(op.top_k > 0, "rows choose no experts");
 }
 
 void for_each_operand(const RouteTokensBackward& op, OperandVisitor& visit) {
@@ -62,6 +77,7 @@ void for_each_operand(const RouteTokensBackward& op, OperandVisitor& visit) {
   visit.reads("experts", op.experts, exactly(DType::i32, op.logits.rows, Form::any));
   visit.reads("slots", op.slots, exactly(DType::i32, op.logits.rows, op.experts.cols));
   visit.looks_up("excess", op.excess, optional(vector(DType::f32, op.logits.cols)));
+  visit.reads("loads", op.loads, optional(loads_form(op.rule, op.logits)));
   visit.reads("d_weights", op.d_weights, vector(DType::f32, op.experts.count()));
   visit.writes("d_logits", op.d_logits, like(op.logits));
   visit_rule(op.rule, op.logits, op.experts, visit);

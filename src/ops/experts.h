@@ -27,12 +27,15 @@ struct RouterRule {
   bool renormalise = true;
   double scale = 1;
   int64_t balanced_rows = 0;  // consecutive rows whose loads are balanced, L: of a sequence, or of all
+  int64_t run_ranks = 1;      // ranks that share each run of L rows: this one has own_rows() of each
   int64_t groups = 1, group_top_k = 1;
   // Largest number of rows of an expert among `capacity_rows` consecutive ones; 0: all. An expert that is chosen by
   // more drops those with the smallest weights, of equal ones the later ones; by DropRule::position the last ones.
   int64_t capacity = 0;
   int64_t capacity_rows = 1;
   DropRule drop = DropRule::probability;
+
+  constexpr int64_t own_rows() const { return balanced_rows / run_ranks; }
 };
 
 constexpr int64_t most_expert_groups = 64;
@@ -48,6 +51,8 @@ constexpr int64_t num_routing_sums(int64_t experts) { return experts + 4; }
 // rows of E sum_e f_e P_e, with f_e = (rows that chose e) / (L k) and P_e the mean over the run of s_e, for a sigmoid
 // of s_e / sum s (arXiv 2101.03961 within a run); then the sums over rows of logsumexp(logits)^2 (2202.08906), of the
 // entropy of s, for a sigmoid s / sum s, and of the copies that experts dropped. With `excess`, E f_e is 1 + excess[e].
+// `loads`, if given, is the number of this rank's rows of each run that chose each expert; E f_e is known only once the
+// ranks' loads are added, so that AddBalance then adds the second of these sums.
 struct RouteTokens {
   static constexpr std::string_view name = "route_tokens";
   RouterRule rule;
@@ -60,6 +65,17 @@ struct RouteTokens {
   Matrix bias = {};        // [1, E] f32, or not given
   Matrix excess = {};      // [1, E] f32, or not given
   Matrix statistics = {};  // [1, E + 4] f64 in and out, or not given
+  Matrix loads = {};       // [runs, E] f32 out, or not given
+};
+
+// Adds the sum over this rank's runs of E sum_e f_e P_e (RouteTokens), with P_e over its own rows, divided by L.
+struct AddBalance {
+  static constexpr std::string_view name = "add_balance";
+  RouterRule rule;
+  int64_t top_k;
+  Matrix logits;      // [N, E] f32
+  Matrix loads;       // [runs, E] f32, of all ranks of a run
+  Matrix statistics;  // [1, E + 4] f64 in and out
 };
 
 // d_logits: gradient of the loss through the weights, and of (balance_factor * sum over runs of E sum_e f_e P_e +
@@ -73,6 +89,7 @@ struct RouteTokensBackward {
   const StepState* state;
   Matrix logits, experts, slots;  // as in forward
   Matrix excess = {};             // as in forward
+  Matrix loads = {};              // as in AddBalance; not given: those of the rows
   Matrix d_weights;               // [1, N k] f32, by slot
   Matrix d_logits;                // [N, E] f32 out
 };
@@ -209,7 +226,7 @@ struct GroupedLinearBackwardWeight {
 
 // clang-format off
 #define GPTRAIN_FOR_EACH_EXPERT_OP(X) \
-  X(RouteTokens) X(RouteTokensBackward) X(JitterRows) X(GateRows) X(GateRowsBackward) X(BalanceRouters) \
+  X(RouteTokens) X(AddBalance) X(RouteTokensBackward) X(JitterRows) X(GateRows) X(GateRowsBackward) X(BalanceRouters) \
   X(WriteZeros) X(GatherRows) X(CombineRows) X(ExpertActivationForward) \
   X(ExpertActivationBackward) X(GroupedLinearForward) X(GroupedLinearBackwardInput) X(GroupedLinearBackwardWeight)
 // clang-format on

@@ -402,6 +402,10 @@ std::string routing_text(const Matrix& logits, const Matrix& experts) {
 
 std::string text_of(const RouteTokens& op) { return routing_text(op.logits, op.experts); }
 
+std::string text_of(const AddBalance& op) {
+  return fmt::format("N={} E={} k={}", op.logits.rows, op.logits.cols, op.top_k);
+}
+
 std::string text_of(const RouteTokensBackward& op) { return routing_text(op.logits, op.experts); }
 
 std::string text_of(const JitterRows& op) { return rows_text(op.x); }

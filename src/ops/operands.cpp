@@ -334,8 +334,9 @@ void for_each_operand(const Add& op, OperandVisitor& visit) {
 }
 
 void for_each_operand(const AddSums& op, OperandVisitor& visit) {
-  visit.operand("gradient", op.gradient, summed(op.accumulate), vector(DType::f32, op.sums.cols));
-  visit.reads("sums", op.sums, vector(DType::f64, op.gradient.cols));
+  visit.operand("gradient", op.gradient, summed(op.accumulate), vector(DType::f32, Form::any));
+  visit.reads("sums", op.sums, exactly(DType::f64, Form::any, Form::any));
+  visit.require(op.first >= 0 && op.first + op.sums.cols <= op.gradient.cols, "the sums are not those of elements");
 }
 
 void for_each_operand(const Amax& op, OperandVisitor& visit) {

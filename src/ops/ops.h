@@ -47,12 +47,14 @@ struct Add {
   Matrix to;  // in and out
 };
 
-// gradient (+)= sums, added in f64 and rounded once. Completes a sum over rows that another op wrote in f64.
+// gradient (+)= sums, added in f64 and rounded once. Completes a sum over rows that other ops wrote in f64: the sums
+// are those of the elements from `first` on, over the rows in order; all other elements have sums of 0.
 struct AddSums {
   static constexpr std::string_view name = "add_sums";
-  Matrix sums;      // [1, n] f64
+  Matrix sums;      // [R, m] f64
   Matrix gradient;  // [1, n] f32
   bool accumulate;
+  int64_t first = 0;  // first + m <= n
 };
 
 }  // namespace gptrain::ops

@@ -38,6 +38,7 @@ std::vector<ContextMethod> context_methods(const StepConfig& config, int64_t ten
   if (context == 1) return {ContextMethod::automatic};
   const ParallelConfig& own = config.parallel;
   if (config.model.sequence_length < least_shared_tokens && own.context == 1) return {};
+  if (!may_share_sequences(config.model.moe)) return {};
   StepConfig shared = config;
   shared.parallel.tensor = tensor;
   shared.parallel.context = context;

@@ -41,12 +41,18 @@ struct Inputs {
         d_o(trial.input(dtype, shape.rows(), shape.q_cols())),
         mask(mask_of(trial, shape)),
         dropout(dropout_of(trial, shape)),
+        sinks(sinks_of(trial, shape)),
         reference(attention_reference(shape, dtype,
-                                      {.q = q.values(), .k = k.values(), .v = v.values(), .d_o = d_o.values()})) {}
+                                      {.q = q.values(),
+                                       .k = k.values(),
+                                       .v = v.values(),
+                                       .d_o = d_o.values(),
+                                       .sinks = shape.sinks ? sinks->values() : std::vector<double>{}})) {}
 
   const Operand &q, &k, &v, &d_o;
   AttentionMask mask;
   Dropout dropout;
+  const Operand* sinks;  // null without
   AttentionResults reference;
 };
 
@@ -86,6 +92,7 @@ void forward_case(Trial& trial, const Cut& cut, DType dtype) {
       auto op = part_op<AttentionPartForward>(shape, in, queries, keys);
       op.of.o = is_first ? o_rows : part_o.matrix().row_range(0, queries.length);
       op.of.lse = is_first ? lse_rows : part_lse.matrix().column_range(0, queries.length);
+      if (shape.sinks && is_first) op.of.sinks = in.sinks->matrix();
       trial.run(op);
       if (!is_first) {
         some_see_nothing |= part_lse.at(0, 0) == -std::numeric_limits<double>::infinity();
@@ -107,6 +114,8 @@ void backward_case(Trial& trial, const Cut& cut, DType dtype) {
   Operand& dq = trial.output(DType::f32, shape.tokens, shape.q_cols());
   Operand& dk = trial.output(DType::f32, shape.tokens, shape.kv_cols());
   Operand& dv = trial.output(DType::f32, shape.tokens, shape.kv_cols());
+  Operand* const d_sinks = shape.sinks ? &trial.output(DType::f64, 1, shape.heads) : nullptr;
+  std::vector<double> d_sinks_sum(in.reference.d_sinks.size());
   std::vector<double> dq_sum(in.reference.dq.size()), dk_sum(in.reference.dk.size()), dv_sum(dk_sum);
   const auto add = [](std::vector<double>& sum, const Operand& part, const Run& rows, int64_t cols) {
     for (int64_t row = 0; row < rows.length; ++row)
@@ -122,7 +131,12 @@ void backward_case(Trial& trial, const Cut& cut, DType dtype) {
       op.of.dq = dq.matrix().row_range(0, queries.length);
       op.of.dk = dk.matrix().row_range(0, keys.length);
       op.of.dv = dv.matrix().row_range(0, keys.length);
+      const bool with_sinks = shape.sinks && keys.first == 0;  // for one part of the queries
+      if (with_sinks) op.of.sinks = in.sinks->matrix();
+      if (with_sinks) op.of.d_sinks = d_sinks->matrix();
       trial.run(op);
+      for (int64_t head = 0; with_sinks && head < shape.heads; ++head)
+        d_sinks_sum[static_cast<size_t>(head)] += d_sinks->at(0, head);
       add(dq_sum, dq, queries, shape.q_cols());
       add(dk_sum, dk, keys, shape.kv_cols());
       add(dv_sum, dv, keys, shape.kv_cols());
@@ -139,6 +153,7 @@ void backward_case(Trial& trial, const Cut& cut, DType dtype) {
   compare("dq", dq_sum, in.reference.dq);
   compare("dk", dk_sum, in.reference.dk);
   compare("dv", dv_sum, in.reference.dv);
+  if (shape.sinks) compare("d_sinks", d_sinks_sum, in.reference.d_sinks);
 }
 
 // Benches the later half of a sequence's queries over the earlier half of its keys, and the sum with another part.
@@ -195,6 +210,9 @@ void add_cases(Suite& suite) {
         .documents = Documents::several},
        {87, 174, 261},
        {87, 174, 261}},
+      {{.batch = 1, .tokens = 130, .heads = 4, .kv_heads = 2, .head_size = 24, .window = 50, .sinks = true},
+       {65, 130},
+       {65, 130}},
       {{.batch = 1, .tokens = 90, .heads = 2, .kv_heads = 1, .head_size = 64, .causal = false}, {30, 90}, {90}},
       {{.batch = 1, .tokens = 6, .heads = 2, .kv_heads = 2, .head_size = 8, .dropout = 0.5},
        {1, 2, 3, 4, 5, 6},
@@ -220,6 +238,18 @@ void add_cases(Suite& suite) {
         MergeAttention{.part_o = part_o.matrix(), .part_lse = part_lse.matrix(), .o = o.matrix(), .lse = lse.matrix()});
     trial.expect_equal("o", o, before);
     trial.expect_equal("lse", lse, lse_before);
+  });
+  suite.add<MergeAttention>("the first keys that queries see", [](Trial& trial) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    Operand& o = trial.in_out(DType::f32, 3, 10, 0);
+    Operand& lse = trial.in_out(DType::f32, 2, 3);
+    for (int64_t i = 0; i < 6; ++i) lse.set(i / 3, i % 3, -infinity);
+    const Operand& part_o = trial.input(DType::f32, 3, 10);
+    const Operand& part_lse = trial.input(DType::f32, 2, 3);
+    trial.run(
+        MergeAttention{.part_o = part_o.matrix(), .part_lse = part_lse.matrix(), .o = o.matrix(), .lse = lse.matrix()});
+    trial.expect_equal("o", o, part_o.values());
+    trial.expect_equal("lse", lse, part_lse.values());
   });
 }
 

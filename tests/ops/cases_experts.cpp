@@ -198,6 +198,84 @@ void check_backward(Trial& trial, const Routing& routing, double balance_factor,
   trial.expect_near("d_logits", d_logits, expected, 3e-6 * largest);
 }
 
+// Ranks that share each sequence: with their loads added up, their statistics add up to those of whole sequences, and
+// each has the gradients of its rows.
+void check_shared_runs(Trial& trial, const Routing& routing) {
+  require_experts(trial);
+  const int64_t ranks = routing.rule.balanced_rows, e = routing.experts, k = routing.k, n = routing.sequences;
+  const Reference reference(routing, logits_of(trial, routing));
+  RouterRule rule = routing.rule;
+  rule.run_ranks = ranks;
+  StepState state;
+  state.loss_scale.value = 4;
+  const StepState* const device_state = Trial::pointer<const StepState>(trial.in_out_value(state));
+  const Operand& logits = trial.input(DType::f32, routing.rows(), e, reference.logits);
+  const Operand& experts = trial.input(DType::i32, routing.rows(), k, numbers(reference.experts));
+  // Slots in the order of rows.
+  const auto slots_of = [&](int64_t count) {
+    std::vector<double> all(static_cast<size_t>(count * k));
+    std::iota(all.begin(), all.end(), 0);
+    return trial.input(DType::i32, count, k, all).matrix();
+  };
+  const Operand& d_weights = trial.input(DType::f32, 1, routing.rows() * k);
+  Operand& whole = trial.output(DType::f32, routing.rows(), e);
+  const auto backward = [&](const RouterRule& of, const Matrix& loads, const Matrix& d_logits) {
+    return RouteTokensBackward{.rule = of,
+                               .balance_factor = 0.7,
+                               .z_factor = 0,
+                               .state = device_state,
+                               .logits = logits.matrix(),
+                               .experts = experts.matrix(),
+                               .slots = slots_of(routing.rows()),
+                               .loads = loads,
+                               .d_weights = d_weights.matrix(),
+                               .d_logits = d_logits};
+  };
+  trial.run(backward(routing.rule, {}, whole.matrix()));
+  std::vector<double> all_loads(static_cast<size_t>(n * e));
+  // Each rank has one row of each sequence.
+  const auto rows_of = [&](const std::vector<double>& all, int64_t cols, int64_t rank) {
+    std::vector<double> own;
+    for (int64_t i = 0; i < n; ++i) {
+      const auto first = all.begin() + (i * ranks + rank) * cols;
+      own.insert(own.end(), first, first + cols);
+    }
+    return own;
+  };
+  Operand& statistics = trial.in_out(DType::f64, 1, num_routing_sums(e), 0);
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    Operand& loads = trial.output(DType::f32, n, e);
+    trial.run(RouteTokens{.rule = rule,
+                          .logits = trial.input(DType::f32, n, e, rows_of(reference.logits, e, rank)).matrix(),
+                          .experts = trial.output(DType::i32, n, k).matrix(),
+                          .slots = trial.output(DType::i32, n, k).matrix(),
+                          .rows = trial.output(DType::i32, 1, n * k).matrix(),
+                          .weights = trial.output(DType::f32, 1, n * k).matrix(),
+                          .offsets = trial.output(DType::i32, 1, e + 1).matrix(),
+                          .statistics = statistics.matrix(),
+                          .loads = loads.matrix()});
+    for (int64_t i = 0; i < n * e; ++i) all_loads[static_cast<size_t>(i)] += loads.at(i / e, i % e);
+  }
+  const Operand& summed = trial.input(DType::f32, n, e, all_loads);
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    const Operand& own_logits = trial.input(DType::f32, n, e, rows_of(reference.logits, e, rank));
+    trial.run(AddBalance{.rule = rule,
+                         .top_k = k,
+                         .logits = own_logits.matrix(),
+                         .loads = summed.matrix(),
+                         .statistics = statistics.matrix()});
+    Operand& d_logits = trial.output(DType::f32, n, e);
+    RouteTokensBackward op = backward(rule, summed.matrix(), d_logits.matrix());
+    op.logits = own_logits.matrix();
+    op.experts = trial.input(DType::i32, n, k, rows_of(numbers(reference.experts), k, rank)).matrix();
+    op.slots = slots_of(n);
+    op.d_weights = trial.input(DType::f32, 1, n * k, rows_of(d_weights.values(), k, rank)).matrix();
+    trial.run(op);
+    trial.expect_equal("d_logits", d_logits, rows_of(whole.values(), e, rank));
+  }
+  trial.expect_near("statistics", statistics, reference.statistics(), 1e-5 * static_cast<double>(routing.rows()));
+}
+
 // A row of logits that are no numbers chooses experts, too, each once.
 void check_nan(Trial& trial) {
   require_experts(trial);
@@ -360,6 +438,14 @@ void add_benches(Suite& suite) {
                                .d_weights = t.input(DType::f32, 1, n * k).matrix(),
                                .d_logits = t.output(DType::f32, n, e).matrix()});
   });
+  suite.add_bench<AddBalance>("N=2048 E=64 k=4", [=](Trial& t) {
+    require_experts(t);
+    t.time(AddBalance{.rule = {.balanced_rows = 4096, .run_ranks = 2},
+                      .top_k = k,
+                      .logits = t.input(DType::f32, n, e).matrix(),
+                      .loads = t.input(DType::f32, 1, e).matrix(),
+                      .statistics = t.in_out(DType::f64, 1, num_routing_sums(e)).matrix()});
+  });
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const std::string name = fmt::format("R={} {}", n * k, dtype_name(dtype));
     suite.add_bench<GatherRows>(name, [=](Trial& t) {
@@ -405,6 +491,7 @@ void add_cases(Suite& suite) {
     suite.add<RouteTokensBackward>(name_of(routing), [=](Trial& t) { check_backward(t, routing, 0, 0); });
     suite.add<RouteTokensBackward>(name_of(routing) + " losses",
                                    [=](Trial& t) { check_backward(t, routing, 0.7, 0.1); });
+    suite.add<AddBalance>(name_of(routing), [=](Trial& t) { check_shared_runs(t, routing); });
   }
   suite.add<RouteTokens>("no numbers", check_nan);
   suite.add<RouteTokens>("rejections", check_rejections);

@@ -324,6 +324,21 @@ void check_add_sums(Trial& trial, int64_t n, bool accumulate) {
   trial.expect_equal("gradient", gradient, expected);
 }
 
+// Checks sums of several rows, of some elements: all others are 0.
+void check_add_some_sums(Trial& trial, bool accumulate) {
+  constexpr int64_t n = 300, first = 7, count = 130;
+  const Operand& sums = trial.input(DType::f64, 3, count, 3, 5);
+  Operand& gradient = accumulate ? trial.in_out(DType::f32, 1, n) : trial.output(DType::f32, 1, n);
+  std::vector<double> expected;
+  for (int64_t i = 0; i < n; ++i) {
+    const int64_t at = i - first;
+    const double sum = at < 0 || at >= count ? 0 : sums.at(0, at) + sums.at(1, at) + sums.at(2, at);
+    expected.push_back(static_cast<float>(sum + (accumulate ? gradient.at(0, i) : 0.0)));
+  }
+  trial.run(AddSums{sums.matrix(), gradient.matrix(), accumulate, first});
+  trial.expect_equal("gradient", gradient, expected);
+}
+
 void check_add_sums_rejections(Trial& trial) {
   const Operand& sums = trial.input(DType::f64, 1, 8);
   const Operand& narrow_sums = trial.input(DType::f32, 1, 8);
@@ -331,6 +346,7 @@ void check_add_sums_rejections(Trial& trial) {
   Operand& shorter = trial.output(DType::f32, 1, 7);
   trial.expect_rejected(AddSums{sums.matrix(), shorter.matrix(), false}, "another length");
   trial.expect_rejected(AddSums{narrow_sums.matrix(), gradient.matrix(), false}, "sums in f32");
+  trial.expect_rejected(AddSums{sums.matrix(), gradient.matrix(), false, 1}, "sums past the last element");
 }
 
 void check_add_rejections(Trial& trial) {
@@ -429,6 +445,9 @@ void add_update_cases(Suite& suite) {
                          [=](Trial& t) { check_add_sums(t, n, accumulate); });
     }
   }
+  for (const bool accumulate : {false, true})
+    suite.add<AddSums>(fmt::format("three rows, some elements{}", accumulate ? " adding" : ""),
+                       [=](Trial& t) { check_add_some_sums(t, accumulate); });
   suite.add<AddSums>("rejections", check_add_sums_rejections);
   suite.add<Cast>("rounding", check_cast_rounding);
   suite.add<Cast>("rounding to f16", check_cast_rounding_to_f16);

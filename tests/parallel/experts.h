@@ -1,15 +1,14 @@
-// Small models with experts, trained over ranks that are threads, and faults planted in their ops.
+// Small models with experts, trained over ranks that are threads.
 #pragma once
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
 
 #include "catch.h"
+#include "changed_ops.h"
 #include "layouts.h"
 #include "model/statistics.h"
 #include "model_fixture.h"
@@ -64,33 +63,6 @@ inline void check_routing(const MoeConfig& moe, const std::vector<double>& a, co
       CHECK(std::abs(a[i] - b[i]) <= 1e-5 * std::abs(b[i]));
     }
   }
-}
-
-// A backend that changes ops of one kind before they run.
-template <typename Op>
-class ChangedOps final : public ForwardingBackend {
- public:
-  ChangedOps(Backend& inner, std::function<void(Op&)> change) : ForwardingBackend(inner), change_(std::move(change)) {}
-
-  using ForwardingBackend::run;
-  void run(const Op& op) override {
-    Op wrong = op;
-    change_(wrong);
-    inner_.run(wrong);
-  }
-
- private:
-  std::function<void(Op&)> change_;
-};
-
-// Returns hooks that change ops of one kind. `change` gets the op and the rank.
-template <typename Op>
-Wrapping changing(const std::function<void(Op&, int64_t)>& change) {
-  Wrapping wrapping;
-  wrapping.backend = [=](int64_t rank, Backend& backend) {
-    return std::make_unique<ChangedOps<Op>>(backend, [=](Op& op) { change(op, rank); });
-  };
-  return wrapping;
 }
 
 }  // namespace gptrain::testing

@@ -28,7 +28,8 @@ TEST_CASE("first moments of ranks that share sequences, with documents and patte
                         "model.attention_softcap=0.5"},
                        layouts);
   check_shared_layouts(Family::llama,
-                       {"data.mask_documents=true", R"(model.attention_pattern=["fixed:10,2","strided:7","dense"])"},
+                       {"data.mask_documents=true", R"(model.attention_pattern=["fixed:10,2","strided:7","dense"])",
+                        "model.attention_sinks=true"},
                        layouts);
 }
 

@@ -30,6 +30,22 @@ TEST_CASE("first moments of ranks that pass keys and values on, with documents a
   check_shared_layouts(Family::llama, {"data.mask_documents=true", "model.num_kv_heads=1"}, {layouts[1], layouts[3]});
 }
 
+// Four tokens that all see, and bands from some of which steps are skipped.
+TEST_CASE("first moments of rings with sinks and tokens that all later ones see") {
+  std::vector<SharedLayout> layouts = {
+      {2, {"parallel.context=2", "batch.micro=2", "memory.recompute=selective"}},
+      {5, {"parallel.context=5", "batch.micro=1", "parallel.zero=3"}},
+      {4, {"parallel.context=2", "parallel.tensor=2", "batch.micro=2", "parallel.sequence=true"}},
+      {4, {"parallel.context=2", "parallel.pipeline=2", "batch.micro=1", "memory.recompute=block"}}};
+  for (SharedLayout& layout : layouts) layout.overrides.emplace_back("parallel.context_method=ring");
+  const Overrides model = {"model.attention_sinks=true",
+                           R"(model.attention_pattern=["band:3+global:4","dense+global:2","band:2+global:7"])"};
+  check_shared_layouts(Family::llama, model, layouts);
+  Overrides masked = model;
+  masked.emplace_back("data.mask_documents=true");
+  check_shared_layouts(Family::gpt2, masked, {layouts[0], layouts[1]});
+}
+
 TEST_CASE("ranks that pass keys and values on give the same bits with every schedule, recomputation and ZeRO stage",
           "[long]") {
   const auto run = [](int64_t world_size, const Overrides& layout) {

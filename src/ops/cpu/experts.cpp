@@ -9,7 +9,7 @@
 namespace gptrain::inline ops {
 namespace {
 
-int64_t runs_of(const RouterRule& rule, const Matrix& logits) { return logits.rows / rule.balanced_rows; }
+int64_t runs_of(const RouterRule& rule, const Matrix& logits) { return logits.rows / rule.own_rows(); }
 
 int64_t used_rows(const Matrix& offsets) { return offsets.as<const int32_t>()[offsets.cols - 1]; }
 
@@ -129,6 +129,15 @@ void add_statistics(const RouteTokens& op, const RouteScratch& scratch, int64_t 
   statistics[count - 1] += static_cast<double>(dropped);
 }
 
+void count_loads(const RouteTokens& op) {
+  auto* const loads = op.loads.as<float>();
+  for (int64_t run = 0; run < op.loads.rows; ++run) std::fill_n(loads + run * op.loads.stride, op.loads.cols, 0.0F);
+  for (int64_t row = 0; row < op.logits.rows; ++row) {
+    for (int64_t j = 0; j < op.experts.cols; ++j)
+      loads[row / op.rule.own_rows() * op.loads.stride + experts_of(op, row)[j]] += 1;
+  }
+}
+
 // RETURNS for each run of rows and expert the gradient of the balance loss, whose f_e are constants.
 float* balance_gradients(const RouteTokensBackward& op, const CpuContext& context) {
   ScratchCarver carver(context.scratch);
@@ -144,9 +153,14 @@ float* balance_gradients(const RouteTokensBackward& op, const CpuContext& contex
       balance[i] = factor * (1 + op.excess.as<const float>()[i % num_experts]);
     return balance;
   }
-  for (int64_t row = 0; row < op.logits.rows; ++row) {
-    const int32_t* const experts = op.experts.as<const int32_t>() + row * op.experts.stride;
-    for (int64_t j = 0; j < k; ++j) balance[row / length * num_experts + experts[j]] += 1;
+  if (op.loads.given()) {
+    for (int64_t i = 0; i < runs; ++i)
+      std::copy_n(op.loads.as<const float>() + i * op.loads.stride, num_experts, balance + i * num_experts);
+  } else {
+    for (int64_t row = 0; row < op.logits.rows; ++row) {
+      const int32_t* const experts = op.experts.as<const int32_t>() + row * op.experts.stride;
+      for (int64_t j = 0; j < k; ++j) balance[row / length * num_experts + experts[j]] += 1;
+    }
   }
   const auto factor =
       static_cast<float>(scale * static_cast<double>(num_experts) / static_cast<double>(length * length * k));
@@ -176,7 +190,13 @@ void cpu_run(const RouteTokens& op, const CpuContext& context) {
     context.kernels->weigh_experts(op, scratch.weights, first, end);
   });
   const int64_t dropped = place_copies(op, scratch);
+  if (op.loads.given()) count_loads(op);
   if (op.statistics.given()) add_statistics(op, scratch, dropped, context);
+}
+
+void cpu_run(const AddBalance& op, const CpuContext& context) {
+  double& sum = op.statistics.as<double>()[op.logits.cols];
+  for (int64_t run = 0; run < op.loads.rows; ++run) sum += context.kernels->balance_of_run(op, run);
 }
 
 void cpu_run(const RouteTokensBackward& op, const CpuContext& context) {

@@ -85,10 +85,13 @@ void cpu_run(const WeightedSum& op, const CpuContext& context) {
 
 // Runs on one thread: matrices of the size of a norm's weights or a bias do not pay for a second.
 void cpu_run(const AddSums& op, const CpuContext&) {
-  const auto* const sums = op.sums.as<const double>();
   auto* const gradient = op.gradient.as<float>();
-  for (int64_t i = 0; i < op.gradient.cols; ++i)
-    gradient[i] = static_cast<float>(op.accumulate ? sums[i] + static_cast<double>(gradient[i]) : sums[i]);
+  for (int64_t i = 0; i < op.gradient.cols; ++i) {
+    double sum = 0;
+    for (int64_t row = 0; i >= op.first && i < op.first + op.sums.cols && row < op.sums.rows; ++row)
+      sum += op.sums.as<const double>()[row * op.sums.stride + i - op.first];
+    gradient[i] = static_cast<float>(op.accumulate ? sum + static_cast<double>(gradient[i]) : sum);
+  }
 }
 
 void cpu_run(const Add& op, const CpuContext& context) {

@@ -64,8 +64,11 @@ TEST_CASE("keys without a part for experts are refused beside them") {
   CHECK(moe_fault(moe, {"run.device=cuda"}) ==
         "run.device = \"cuda\": cannot be cuda with model.moe: the CUDA backend has no kernels for experts yet (try "
         "\"cpu\")");
-  CHECK(moe_fault(moe, {"parallel.context=2"}) ==
-        "parallel.context = 2: must be 1 with model.moe: a router's balance loss needs whole sequences (try 1)");
+  CHECK(moe_fault(moe, {"parallel.context=2"}).empty());
+  CHECK(
+      moe_fault(R"({"experts":4,"top_k":2,"capacity":1.5})", {"parallel.context=2"}) ==
+      "model.moe.capacity_over = \"sequence\": must be \"rank\" with parallel.context = 2: experts drop rows of whole "
+      "sequences (try \"rank\")");
   CHECK(moe_fault(moe, {"memory.saved_inputs=8"}) ==
         "memory.saved_inputs = 8: must be 16 with model.moe: a router chooses by exact inputs (try 16)");
   for (const char* other : {"model.mup=256", "memory.activation_bits=4", "precision.weight_gradients=bf16",

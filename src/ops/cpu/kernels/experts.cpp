@@ -292,8 +292,13 @@ void weigh_experts(const RouteTokens& op, float* weights, int64_t first_row, int
   }
 }
 
+// RETURNS the sum of a row's sigmoids, by which its scores are divided to be shares; 1 for a softmax.
+inline float divisor_of_shares(const RouterRule& rule, const float* logits, int64_t count) {
+  return rule.score == RouterScore::sigmoid ? sum_of_sigmoids(logits, count) : 1.0F;
+}
+
 void routing_statistics(const RouteTokens& op, int64_t sequence, double* sums, double* shares) {
-  const int64_t count = op.logits.cols, length = op.rule.balanced_rows, k = op.experts.cols;
+  const int64_t count = op.logits.cols, length = op.rule.own_rows(), k = op.experts.cols;
   for (int64_t e = 0; e < num_routing_sums(count); ++e) sums[e] = 0;
   for (int64_t e = 0; e < count; ++e) shares[e] = 0;
   for (int64_t row = sequence * length; row < (sequence + 1) * length; ++row) {
@@ -302,7 +307,7 @@ void routing_statistics(const RouteTokens& op, int64_t sequence, double* sums, d
     for (int64_t j = 0; j < k; ++j) sums[experts[j]] += 1;
     const RowSoftmax softmax(logits, count);
     const bool by_sigmoid = op.rule.score == RouterScore::sigmoid;
-    const float total = by_sigmoid ? sum_of_sigmoids(logits, count) : 1.0F;
+    const float total = divisor_of_shares(op.rule, logits, count);
     double entropy = 0;
     for (int64_t e = 0; e < count; ++e) {
       const auto share = static_cast<double>(by_sigmoid ? sigmoid(logits[e]) / total : softmax.share(logits[e]));
@@ -317,18 +322,34 @@ void routing_statistics(const RouteTokens& op, int64_t sequence, double* sums, d
   if (op.excess.rows > 0) {
     const float* const excess = row_of<const float>(op.excess, 0);
     for (int64_t e = 0; e < count; ++e) balance += (1 + static_cast<double>(excess[e])) * shares[e];
-    sums[count] = balance / static_cast<double>(length);
+    sums[count] = balance / static_cast<double>(op.rule.balanced_rows);
     return;
   }
+  if (op.loads.rows > 0) return;
   for (int64_t e = 0; e < count; ++e) balance += sums[e] * shares[e];
   sums[count] = balance * static_cast<double>(count) / static_cast<double>(length * length * k);
+}
+
+double balance_of_run(const AddBalance& op, int64_t run) {
+  const int64_t count = op.logits.cols, own = op.rule.own_rows(), length = op.rule.balanced_rows;
+  const float* const loads = row_of<const float>(op.loads, run);
+  const bool by_sigmoid = op.rule.score == RouterScore::sigmoid;
+  double balance = 0;
+  for (int64_t row = run * own; row < (run + 1) * own; ++row) {
+    const float* const logits = row_of<const float>(op.logits, row);
+    const RowSoftmax softmax(logits, count);
+    const float total = divisor_of_shares(op.rule, logits, count);
+    for (int64_t e = 0; e < count; ++e)
+      balance += static_cast<double>(loads[e]) *
+                 static_cast<double>(by_sigmoid ? sigmoid(logits[e]) / total : softmax.share(logits[e]));
+  }
+  return balance * static_cast<double>(count) / static_cast<double>(length * length * op.top_k);
 }
 
 void route_tokens_backward(const RouteTokensBackward& op, const float* balance, int64_t first_row, int64_t end_row) {
   const float z_factor = static_cast<float>(op.z_factor) * op.state->loss_scale.value;
   for (int64_t row = first_row; row < end_row; ++row) {
-    const float* const of_row =
-        op.balance_factor > 0 ? balance + row / op.rule.balanced_rows * op.logits.cols : nullptr;
+    const float* const of_row = op.balance_factor > 0 ? balance + row / op.rule.own_rows() * op.logits.cols : nullptr;
     if (op.rule.score == RouterScore::softmax) {
       softmax_gradients(op, row, of_row, z_factor);
     } else {
