@@ -20,6 +20,8 @@ class ExpertRules : Rules {
   }
 
  private:
+  int64_t ranks_of_stage() const { return config_.parallel.tensor * config_.parallel.context * data_ranks(); }
+
   static constexpr const char *path = "parallel.expert", *tensor_path = "parallel.expert_tensor";
 
   // Checks that experts are whole, or cut over all tensor ranks.
@@ -35,7 +37,7 @@ class ExpertRules : Rules {
   void check_sizes() {
     const ParallelConfig& parallel = config_.parallel;
     const int64_t experts = config_.model.moe.experts, ranks = parallel.expert;
-    const int64_t of_stage = parallel.tensor * parallel.context * data_ranks();
+    const int64_t of_stage = ranks_of_stage();
     const auto divides_experts = [&](int64_t n) { return experts % n == 0; };
     const int64_t of_expert = parallel.expert_tensor;
     // The mesh reports a number of ranks that it does not divide.
@@ -58,6 +60,7 @@ class ExpertRules : Rules {
     const auto refuse = [&](const char* key, bool is_on, const std::string& rule, const char* nearest) {
       if (is_on && sound({key})) fault(key, fmt::format("{} with {}", rule, setting), nearest);
     };
+    const ParallelConfig& parallel = config_.parallel;
     const OptimizerKind type = config_.optimizer.type;
     refuse("parallel.elastic", config_.parallel.elastic, "must be false: experts are spread over data ranks", "false");
     refuse("optimizer.type",
@@ -68,12 +71,12 @@ class ExpertRules : Rules {
            "\"adamw\"");
     for (const auto& [key, place] : {std::pair{"memory.offload_parameters", config_.memory.offload_parameters},
                                      {"memory.offload_gradients", config_.memory.offload_gradients}})
-      refuse(key, place != StatePlace::none,
-             "must be \"none\": weights and gradients of spread experts stay on devices", "\"none\"");
+      refuse(
+          key,
+          place != StatePlace::none && data_ranks() == 1 && ranks_of_stage() > parallel.expert * parallel.expert_tensor,
+          "must be \"none\" with one data rank but several ranks that have the same experts", "\"none\"");
     refuse("comm.compression", config_.comm.compression.is_on(),
            "must be {}: errors of gradients are kept for data ranks only", "{}");
-    refuse("run.sample_every_steps", config_.run.sample_every_steps > 0,
-           "must be 0: texts are written by one rank, which has some experts only", "0");
   }
 };
 

@@ -207,12 +207,9 @@ void SpreadExpertRows::upload_arrangement(const LayerCall& call) {
 }
 
 void SpreadExpertRows::clear_rows_not_sent(const Matrix& in_row_order) const {
-  static constexpr std::array<std::byte, 1 << 18> zeros{};  // few copies of a size that a core's cache holds
-  const int64_t row = in_row_order.cols * dtype_bytes(in_row_order.dtype);
   const auto clear = [&](int64_t first, int64_t end) {
-    auto* const data = static_cast<std::byte*>(in_row_order.data);
-    for (int64_t at = first * row; at < end * row; at += std::ssize(zeros))
-      context_.backend.upload(data + at, zeros.data(), std::min<int64_t>(std::ssize(zeros), end * row - at));
+    const Matrix rows = in_row_order.row_range(first, end - first);
+    if (first < end) context_.backend.run(WriteZeros{{rows.data, rows.dtype, 1, rows.rows * rows.cols}});
   };
   for (int64_t to = 0; to < spread_.ranks; ++to) {
     const ExpertSpread::Range all = spread_.rows_for(host_starts_, axis().rank, to);

@@ -109,9 +109,7 @@ void for_each_operand(const BalanceRouters& op, OperandVisitor& visit) {
   visit.require(op.num_segments >= 0, "a negative number of segments");
 }
 
-void for_each_operand(const WriteZeros& op, OperandVisitor& visit) {
-  visit.writes("to", op.to, vector(DType::f32, op.to.cols));
-}
+void for_each_operand(const WriteZeros& op, OperandVisitor& visit) { visit.writes("to", op.to, real(1, op.to.cols)); }
 
 void for_each_operand(const GatherRows& op, OperandVisitor& visit) {
   visit.writes("y", op.y, real(Form::any, op.x.cols));

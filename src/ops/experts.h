@@ -142,10 +142,10 @@ struct BalanceRouters {
   Matrix values;  // [1, elements] f32, in and out
 };
 
-// to = 0: the gradient of tensors that no loss trains.
+// to = 0: the gradient of tensors that no loss trains, rows of other ranks.
 struct WriteZeros {
   static constexpr std::string_view name = "write_zeros";
-  Matrix to;  // [1, n] f32 out
+  Matrix to;  // [1, n] out
 };
 
 // y[r] = x[rows[r]] for r < offsets[E].

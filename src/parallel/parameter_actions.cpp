@@ -31,8 +31,10 @@ ParameterActions::ParameterActions(const Program& program, const ParameterStore&
       exchange_(parameters, *resources.groups, *resources.backend, resources.accumulated,
                 reducer_maker(resources.compression, resources.sums_over_islands)),
       update_(update) {
-  for (const Action& action : program.schedule.actions)
-    if (action.kind == ActionKind::gather) gathered_units_.push_back(action.unit);
+  for (const Action& action : program.schedule.actions) {
+    if (action.kind != ActionKind::gather) continue;
+    for_each_part(action, [this](const Part& part) { gathered_units_.push_back(static_cast<int32_t>(part.unit)); });
+  }
 }
 
 void ParameterActions::begin() {
@@ -55,12 +57,10 @@ ParameterActions::Part ParameterActions::own_part(const Action& action) const {
           .narrow_gradients = at(action, Operand::narrow_gradients)};
 }
 
-std::optional<ParameterActions::Part> ParameterActions::experts_part(const Action& action) const {
-  const int64_t experts = parameters_.spec().units[action.unit].experts;
-  if (experts < 0) return std::nullopt;
-  Part part = own_part(action);
-  part.unit = experts;
-  const UnitRange& own = parameters_.layout().units[action.unit];
+std::optional<ParameterActions::Part> ParameterActions::experts_behind(Part part) const {
+  const UnitRange& own = parameters_.layout().units[part.unit];
+  part.unit = parameters_.spec().units[part.unit].experts;
+  if (part.unit < 0) return std::nullopt;
   const UnitBufferBytes before = unit_buffer_bytes(own, parameters_.sharding());
   if (part.weights != nullptr) part.weights += before.weights;
   if (part.whole_gradients != nullptr) part.whole_gradients += before.whole_gradients;
@@ -70,8 +70,9 @@ std::optional<ParameterActions::Part> ParameterActions::experts_part(const Actio
 
 template <typename Body>
 void ParameterActions::for_each_part(const Action& action, const Body& body) const {
-  body(own_part(action));
-  if (const std::optional<Part> experts = experts_part(action)) body(*experts);
+  const Part own = own_part(action);
+  body(own);
+  if (const std::optional<Part> experts = experts_behind(own)) body(*experts);
 }
 
 int64_t ParameterActions::matrix_unit() const {
@@ -88,7 +89,7 @@ ActionParameters ParameterActions::parameters_of(const Action& action) const {
   const Part own = own_part(action);
   Part of_matrix = own;
   of_matrix.unit = matrix_unit();
-  const std::optional<Part> experts = experts_part(action);
+  const std::optional<Part> experts = experts_behind(own);
   return {whole(own), whole(of_matrix), experts ? whole(*experts) : UnitParameters{}};
 }
 
@@ -139,7 +140,11 @@ void ParameterActions::load_sum(const Action& action) {
   if (bucket < 0 || action.micro_batch == 0 || !parameters_.sharding().buckets_hold_sums()) return;
   const Buffer& buffer = program_.schedule.buffers[bucket];
   if (&action != &program_.schedule.actions[buffer.first]) return;
-  resources_.away_gradients->load(buffer.unit, at(action, Operand::whole_gradients));
+  Part part = own_part(action);
+  part.unit = buffer.unit;
+  resources_.away_gradients->load(part.unit, part.whole_gradients);
+  if (const std::optional<Part> experts = experts_behind(part))
+    resources_.away_gradients->load(experts->unit, experts->whole_gradients);
 }
 
 void ParameterActions::await_gradients(const Part& part, int32_t micro_batch) {

@@ -52,10 +52,10 @@ class ParameterActions {
   UnitParameters whole(const Part& part) const {
     return parameters_.whole(part.unit, part.weights, part.whole_gradients);
   }
-  // Returns the part of the action's unit, and that of its experts, which lies behind it, if they are a unit of their
-  // own.
+  // Returns the part of the action's unit.
   Part own_part(const Action& action) const;
-  std::optional<Part> experts_part(const Action& action) const;
+  // Returns the part of the experts behind a block's part, if they are a unit of their own.
+  std::optional<Part> experts_behind(Part part) const;
   // Calls body(part) for both.
   template <typename Body>
   void for_each_part(const Action& action, const Body& body) const;

@@ -33,6 +33,17 @@ void for_each_part(const ShardBox& box, int64_t first, int64_t end, int64_t star
   }
 }
 
+// Returns all units, experts behind their block: so updates take them, and gathers.
+std::vector<int64_t> update_order(const ModelSpec& spec) {
+  std::vector<int64_t> order;
+  for (size_t unit = 0; unit < spec.units.size(); ++unit) {
+    if (spec.units[unit].kind == UnitKind::experts) continue;
+    order.push_back(static_cast<int64_t>(unit));
+    if (spec.units[unit].experts >= 0) order.push_back(spec.units[unit].experts);
+  }
+  return order;
+}
+
 }  // namespace
 
 IndexMap index_map(const TensorSpec& tensor, const ShardBox& box, int64_t first) {
@@ -91,12 +102,14 @@ ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorSh
                     {.in_pieces = sharding.cuts_state(),
                      .has_masters = sharding.has_master(),
                      .weight_bytes = sharding.weights_away() ? dtype_bytes(sharding.compute) : 0,
-                     .gradient_bytes = sharding.gradients_away ? dtype_bytes(sharding.gradients) : 0},
+                     .gradient_bytes = sharding.gradients_away ? dtype_bytes(sharding.gradients) : 0,
+                     .order = update_order(spec)},
                     state_places) {
   const auto slots = [&](AwayPart part) {
     std::vector<int64_t> bytes;
     for (int64_t unit = 0; unit < num_parameter_units(); ++unit) bytes.push_back(state_layout_.part_bytes(part, unit));
-    return UnitSlots(bytes);
+    const auto is_head = [](const Unit& unit) { return unit.kind == UnitKind::head; };
+    return UnitSlots(bytes, std::find_if(spec.units.begin(), spec.units.end(), is_head) - spec.units.begin());
   };
   weight_slots_ = slots(AwayPart::weights);
   gradient_slots_ = slots(AwayPart::gradients);

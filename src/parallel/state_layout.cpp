@@ -1,6 +1,7 @@
 #include "parallel/state_layout.h"
 
 #include <algorithm>
+#include <iterator>
 #include <numeric>
 
 #include "model/record.h"
@@ -36,7 +37,7 @@ int64_t in_whole_pages(int64_t bytes) {
 StateLayout::StateLayout(const StateColumns& columns, const ParameterLayout& layout, const Holding& holding,
                          const std::vector<MemoryPlace>& places)
     : places_(places), ranges_(layout.units.size()), parts_(layout.units.size()), landings_(layout.units.size()) {
-  places_.resize(layout.units.size(), MemoryPlace::device);
+  place_experts(layout.units.size(), holding.order);
   const auto is_home = [&](size_t unit) { return places_[unit] == MemoryPlace::device; };
   constexpr StateColumn masters;
   for (size_t unit = 0; unit < layout.units.size(); ++unit) {
@@ -66,7 +67,6 @@ StateLayout::StateLayout(const StateColumns& columns, const ParameterLayout& lay
     }
     home_bytes_ += align_up(column_bytes(column, elements));
   }
-  std::vector<int64_t> away;
   for (size_t unit = 0; unit < layout.units.size(); ++unit) {
     if (is_home(unit)) continue;
     const int64_t elements = unit_elements(masters, layout, holding.in_pieces, unit);
@@ -80,11 +80,24 @@ StateLayout::StateLayout(const StateColumns& columns, const ParameterLayout& lay
     int64_t& used = away_bytes_[places_[unit]];
     ranges_[unit].offset = used;
     used += ranges_[unit].bytes;
-    if (lands(static_cast<int64_t>(unit))) away.push_back(static_cast<int64_t>(unit));
   }
-  if (!away.empty()) land(away);
+  for (const int64_t unit : holding.order)
+    if (is_away(unit)) away_units_.push_back(unit);
+  land();
   for (size_t unit = 0; unit < layout.units.size(); ++unit)
     if (places_[unit] == MemoryPlace::pinned_host) landings_[unit] = landing_bytes_ + ranges_[unit].offset;
+}
+
+// Gives units behind the places that were named, which are experts, those of their blocks.
+void StateLayout::place_experts(size_t num_units, const std::vector<int64_t>& order) {
+  const auto named = static_cast<int64_t>(places_.size());
+  places_.resize(num_units, MemoryPlace::device);
+  if (named == 0) return;
+  int64_t block = 0;
+  for (const int64_t unit : order) {
+    if (unit >= named) places_[unit] = places_[block];
+    block = unit;
+  }
 }
 
 bool StateLayout::any_away() const {
@@ -92,7 +105,11 @@ bool StateLayout::any_away() const {
 }
 
 // Places the ranges of units that follow each other beside each other.
-void StateLayout::land(const std::vector<int64_t>& away) {
+void StateLayout::land() {
+  std::vector<int64_t> away;
+  std::copy_if(away_units_.begin(), away_units_.end(), std::back_inserter(away),
+               [&](int64_t unit) { return lands(unit); });
+  if (away.empty()) return;
   home_bytes_ = in_whole_pages(home_bytes_);
   std::vector<Lifetime> lifetimes;
   for (size_t i = 0; i < away.size(); ++i)

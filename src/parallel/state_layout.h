@@ -22,8 +22,8 @@ constexpr size_t num_away_parts = 3;
 // (stays_home).
 // Behind them the range has the weights and the gradients that the unit's update writes and reads, if these are away.
 // The buffer of state ends with the landing area, which holds the ranges of a few units on disk at a time while updates
-// change them: any most_landed units that follow each other have disjoint places there. The ranges of units on the host
-// follow the buffer.
+// change them: any most_landed units that follow each other (Holding::order) have disjoint places there.
+// The ranges of units on the host follow the buffer.
 class StateLayout {
  public:
   static constexpr int64_t most_landed = 3;        // one is read, one updated, one written
@@ -34,8 +34,11 @@ class StateLayout {
     bool has_masters = false;  // beside the weights
     // Bytes of a weight and of a gradient of units that are away; 0: they lie elsewhere.
     int64_t weight_bytes = 0, gradient_bytes = 0;
+    // All units in the order of their updates; may be empty if all are at home.
+    std::vector<int64_t> order = {};
   };
-  // `places`: by unit, MemoryPlace::device for a unit at home; empty: all are at home.
+  // `places`: by unit, MemoryPlace::device for a unit at home; empty: all are at home. Experts that are units of their
+  // own are where their block is.
   StateLayout(const StateColumns& columns, const ParameterLayout& layout, const Holding& holding,
               const std::vector<MemoryPlace>& places);
 
@@ -50,6 +53,8 @@ class StateLayout {
   // Returns whether part of the unit's state is in another place. False if it has no state there.
   bool is_away(int64_t unit) const { return place(unit) != MemoryPlace::device; }
   bool any_away() const;
+  // Returns the units that are away, in the order of their updates.
+  const std::vector<int64_t>& away_units() const { return away_units_; }
   MemoryPlace place(int64_t unit) const { return places_[unit]; }
   // Adds the bytes that units use in places other than home.
   void add_away(MemoryPlan& plan) const;
@@ -68,13 +73,15 @@ class StateLayout {
   bool lands(int64_t unit) const { return place(unit) == MemoryPlace::disk; }
 
  private:
-  void land(const std::vector<int64_t>& away);
+  void place_experts(size_t num_units, const std::vector<int64_t>& order);
+  void land();
 
   std::vector<MemoryPlace> places_;            // by unit
   std::vector<std::vector<int64_t>> offsets_;  // by column and unit: from the start of its buffer or its range
   std::vector<bool> stays_;                    // by column: at home for all units
-  std::vector<int64_t> master_offsets_;        // by unit
-  std::vector<Range> ranges_;                  // by unit
+  std::vector<int64_t> away_units_;
+  std::vector<int64_t> master_offsets_;  // by unit
+  std::vector<Range> ranges_;            // by unit
   std::vector<EnumArray<AwayPart, int64_t, num_away_parts>> parts_;
   std::vector<int64_t> landings_;  // by unit: from the start of the landing area
   EnumArray<MemoryPlace, int64_t, num_memory_places> away_bytes_{}, away_masters_{};

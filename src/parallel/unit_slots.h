@@ -10,19 +10,19 @@
 
 namespace gptrain::inline parallel {
 
-// The first unit (embedding) and the last one (head) have slots of their own. Blocks share num_block_slots, so that as
-// many blocks that follow each other, in either direction, have different ones.
+// The embedding and the head have slots of their own. Blocks share num_block_slots, so that as many blocks that follow
+// each other, in either direction, have different ones. Experts of blocks, units behind the head, share as many others.
 class UnitSlots {
  public:
   static constexpr size_t num_block_slots = 3;
 
   UnitSlots() = default;
-  // `bytes`: by unit, the bytes of its values.
-  explicit UnitSlots(const std::vector<int64_t>& bytes) : slots_(bytes.size()) {
-    std::vector<int64_t> sizes(num_block_slots + 2);
+  // `bytes`: by unit, the bytes of its values. `head`: number of the head's unit.
+  UnitSlots(const std::vector<int64_t>& bytes, size_t head) : slots_(bytes.size()) {
+    std::vector<int64_t> sizes(2 * num_block_slots + 2);
     for (size_t unit = 0; unit < bytes.size(); ++unit) {
-      const size_t of_block = 1 + unit % num_block_slots;
-      slots_[unit] = unit == 0 ? 0 : unit + 1 == bytes.size() ? num_block_slots + 1 : of_block;
+      const size_t of_blocks = unit % num_block_slots;
+      slots_[unit] = unit == 0 ? 0 : unit == head ? 1 : of_blocks + 2 + (unit > head ? num_block_slots : 0);
       sizes[slots_[unit]] = std::max(sizes[slots_[unit]], bytes[unit]);
     }
     starts_.resize(sizes.size());

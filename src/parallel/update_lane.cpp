@@ -24,11 +24,10 @@ UpdateLane::UpdateLane(const ParameterStore& parameters, Backend& backend, RankG
       groups_(groups),
       files_(files),
       beside_device_(beside_device),
+      order_(parameters.state_layout().away_units()),
       writing_(parameters.num_parameter_units()),
       weight_writes_(parameters.num_parameter_units(), WorkingFiles::done),
       pending_(parameters.num_parameter_units()) {
-  for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit)
-    if (parameters.state_layout().is_away(unit)) order_.push_back(unit);
   if (files != nullptr) thread_ = start_thread("updates weights", [this] { work(); });
 }
 
@@ -215,7 +214,7 @@ void UpdateLane::read_gradients() {
 // Waits until the range of the unit, which is next, has landed.
 void UpdateLane::land(const Update& update) {
   const int64_t unit = update.unit;
-  if (unit != unit_at(visited_)) throw std::logic_error("units are updated in the order of their numbers");
+  if (unit != unit_at(visited_)) throw std::logic_error("units are updated in the order of the layout");
   if (reads_.empty()) begin_read(true);
   read_ahead(false);
   read_gradients();

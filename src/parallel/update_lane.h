@@ -17,7 +17,7 @@
 
 namespace gptrain::inline parallel {
 
-// One thread updates unit after unit, in the order of their numbers: it waits until the unit's state has been read into
+// One thread updates unit after unit, in the order of the layout: it waits until the unit's state has been read into
 // the landing area, runs its ops, and begins to write the state. Meanwhile the state of the next units is read, as far
 // as the landing area has room, and that of the first units before the step that updates them.
 //
@@ -92,8 +92,8 @@ class UpdateLane {
   RankGroups& groups_;
   WorkingFiles* const files_;
   const bool beside_device_;
-  std::vector<int64_t> order_;  // units that are away
-  Update called_;               // between begin and end
+  const std::vector<int64_t>& order_;  // StateLayout::away_units
+  Update called_;                      // between begin and end
 
   // Used by the thread, and by the rank's thread while that is idle. A visit is an update of a unit that is away; visit
   // v is of the unit unit_at(v).

@@ -16,13 +16,20 @@ using Json = nlohmann::ordered_json;
 int64_t router_size(const EncoderShape& s) { return s.num_experts > 1 ? s.hidden_size * s.num_experts : 0; }
 
 struct EncoderBlock {
-  int64_t attention, ffn, norm;  // numbers of parameters
+  int64_t attention, dense_ffn, experts, norm;  // numbers of parameters
 
   explicit EncoderBlock(const EncoderShape& s) {
     const int64_t q = s.num_heads * s.head_size, h = s.hidden_size, f = s.ffn_hidden_size;
     attention = 4 * h * q + (s.bias ? 3 * q + h : 0);
-    ffn = s.num_experts * (2 * h * f + (s.bias ? f + h : 0)) + router_size(s);
+    dense_ffn = (s.gated ? 3 : 2) * h * f + (s.bias ? f + h : 0);
+    experts = s.num_experts * dense_ffn + router_size(s);
     norm = (s.bias ? 2 : 1) * h;
+  }
+
+  // Returns the parameters of the feed-forward networks of a stack's layers.
+  int64_t ffn_of(int64_t layers, const EncoderShape& s) const {
+    const int64_t with_experts = layers / s.expert_every;
+    return with_experts * experts + (layers - with_experts) * dense_ffn;
   }
 };
 
@@ -84,6 +91,61 @@ const std::vector<EncoderShape>& encoder_shapes() {
        .batch = 2048,
        .bias = false,
        .pooler = false},
+      {.name = "switch-base-7b",
+       .source = "arXiv 2101.03961",
+       .encoder_layers = 12,
+       .decoder_layers = 12,
+       .hidden_size = 768,
+       .num_heads = 12,
+       .head_size = 64,
+       .ffn_hidden_size = 3072,
+       .num_experts = 128,
+       .vocab_size = 32128,
+       .input_length = 512,
+       .predicted_length = 114,
+       .positions = 0,
+       .relative_buckets = 32,
+       .batch = 2048,
+       .bias = false,
+       .pooler = false,
+       .expert_every = 2},
+      {.name = "switch-large-26b",
+       .source = "arXiv 2101.03961",
+       .encoder_layers = 24,
+       .decoder_layers = 24,
+       .hidden_size = 1024,
+       .num_heads = 16,
+       .head_size = 64,
+       .ffn_hidden_size = 4096,
+       .num_experts = 128,
+       .vocab_size = 32128,
+       .input_length = 512,
+       .predicted_length = 114,
+       .positions = 0,
+       .relative_buckets = 32,
+       .batch = 2048,
+       .bias = false,
+       .pooler = false,
+       .expert_every = 2},
+      {.name = "switch-xxl-395b",
+       .source = "arXiv 2101.03961",
+       .encoder_layers = 24,
+       .decoder_layers = 24,
+       .hidden_size = 4096,
+       .num_heads = 64,
+       .head_size = 64,
+       .ffn_hidden_size = 10240,
+       .num_experts = 128,
+       .vocab_size = 32128,
+       .input_length = 512,
+       .predicted_length = 114,
+       .positions = 0,
+       .relative_buckets = 32,
+       .batch = 2048,
+       .bias = false,
+       .pooler = false,
+       .expert_every = 2,
+       .gated = true},
       {.name = "switch-c-1.6t",
        .source = "arXiv 2101.03961",
        .encoder_layers = 15,
@@ -117,17 +179,21 @@ EncoderEstimate estimate_encoder(const EncoderShape& s) {
   constexpr int64_t segments = 2;
   // A stack without biases (T5) has a norm at its end, and relative positions that all its layers share.
   const int64_t of_stack = (s.bias ? 0 : block.norm) + s.relative_buckets * s.num_heads;
-  const int64_t of_decoder = s.decoder_layers * (2 * block.attention + block.ffn + 3 * block.norm) + of_stack;
+  const int64_t of_decoder =
+      s.decoder_layers * (2 * block.attention + 3 * block.norm) + block.ffn_of(s.decoder_layers, s) + of_stack;
   EncoderEstimate estimate{
       .parts = {{
           {"embedding", (s.vocab_size + s.positions + (s.pooler ? segments : 0)) * h + (s.pooler ? block.norm : 0)},
-          {"encoder", s.encoder_layers * (block.attention + block.ffn + 2 * block.norm) + of_stack},
+          {"encoder",
+           s.encoder_layers * (block.attention + 2 * block.norm) + block.ffn_of(s.encoder_layers, s) + of_stack},
           {"decoder", s.decoder_layers > 0 ? of_decoder : 0},
           {"pooler", s.pooler ? h * h + h : 0},
       }}};
   const Flops input = wide(s.input_length), output = wide(s.predicted_length);
   const Flops layers = wide(s.encoder_layers), decoders = wide(s.decoder_layers);
-  const Flops projections = wide(h * q), ffn = wide(2 * h * s.ffn_hidden_size + router_size(s));
+  // A token takes one network in each layer; the router's share is that of the layers with experts.
+  const int64_t matrices = s.gated ? 3 : 2;
+  const Flops projections = wide(h * q), ffn = wide(matrices * h * s.ffn_hidden_size + router_size(s) / s.expert_every);
   // Training takes 6 FLOPs for each weight and token, and in attention 12 for each pair and feature, causal pairs half.
   Flops flops = 6 * input * layers * (4 * projections + ffn) + 12 * input * input * wide(q) * layers;
   flops += 6 * decoders * (output * (6 * projections + ffn) + input * 2 * projections);
@@ -145,7 +211,9 @@ std::string encoder_text(const EncoderShape& s) {
   text += fmt::format("  {} encoder layers{}, hidden {}, ffn {}, {} heads of {}, vocabulary {}{}\n", s.encoder_layers,
                       s.decoder_layers > 0 ? fmt::format(" and {} decoder layers", s.decoder_layers) : "",
                       s.hidden_size, s.ffn_hidden_size, s.num_heads, s.head_size, s.vocab_size,
-                      s.num_experts > 1 ? fmt::format(", {} experts, of which a token takes one", s.num_experts) : "");
+                      s.num_experts > 1 ? fmt::format(", {} experts{}, of which a token takes one", s.num_experts,
+                                                      s.expert_every > 1 ? " in every second layer" : "")
+                                        : "");
   text += "\nparameters\n";
   for (const EncoderEstimate::Part& part : estimate.parts)
     if (part.parameters > 0) text += text_row(part.name, format_grouped(part.parameters));

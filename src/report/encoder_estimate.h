@@ -18,7 +18,7 @@ struct EncoderShape {
   int64_t hidden_size;
   int64_t num_heads, head_size;
   int64_t ffn_hidden_size;
-  int64_t num_experts;  // feed-forward networks of each layer, of which a token takes one; 1: no router
+  int64_t num_experts;  // feed-forward networks of a layer with experts, of which a token takes one; 1: no router
   int64_t vocab_size;
   int64_t input_length;      // tokens read by the encoder
   int64_t predicted_length;  // tokens with logits: the decoder's, or the masked tokens of an encoder
@@ -27,6 +27,8 @@ struct EncoderShape {
   int64_t batch;             // sequences per step, as published
   bool bias;                 // whether linears and norms have biases
   bool pooler;               // whether the model has BERT's pooler and segments
+  int64_t expert_every = 1;  // in each stack, one layer of so many has experts
+  bool gated = false;        // whether feed-forward networks have a third matrix, a gate's
 };
 
 const std::vector<EncoderShape>& encoder_shapes();

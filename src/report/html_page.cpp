@@ -61,8 +61,9 @@ std::string HtmlPage::text() const {
   std::string out =
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
-      // Forbids the browser to load or run anything.
-      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">\n";
+      // Forbids the browser to load or run anything; pictures are part of the page.
+      "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'; img-src "
+      "data:\">\n";
   out += fmt::format("<title>{}</title>\n<style>{}{}{}{}</style>\n</head>\n<body>\n<main>\n<h1>{}</h1>\n", safe_title,
                      color_css(), page_css, plot_style_css(), css_, safe_title);
   return out + body_ + "</main>\n</body>\n</html>\n";

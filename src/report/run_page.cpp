@@ -48,6 +48,23 @@ RunHistory::Step parse_step(const json& record) {
           .skipped = skipped != record.end() && skipped->is_boolean() && skipped->get<bool>()};
 }
 
+// Adds the loads of a step's record, if it has them. Leaves out layers whose number of experts is not that of before.
+void add_loads(const json& record, std::vector<LayerLoads>& all) {
+  const auto moe = record.find("moe");
+  if (moe == record.end() || !moe->is_object() || !moe->contains("loads")) return;
+  const json &layers = (*moe)["layer"], &loads = (*moe)["loads"];
+  for (size_t i = 0; layers.is_array() && loads.is_array() && i < std::min(layers.size(), loads.size()); ++i) {
+    if (!layers[i].is_number_integer() || !loads[i].is_array()) continue;
+    ExpertLoads step{.step = integer(record, "step"), .loads = {}};
+    for (const json& load : loads[i]) step.loads.push_back(load.is_number() ? load.get<double>() : 0);
+    const auto layer = layers[i].get<int64_t>();
+    auto found = std::find_if(all.begin(), all.end(), [&](const LayerLoads& of) { return of.layer == layer; });
+    if (found == all.end()) found = all.insert(found, {.layer = layer, .steps = {}});
+    const bool fits = found->steps.empty() || found->steps.front().loads.size() == step.loads.size();
+    if (fits && !step.loads.empty()) found->steps.push_back(std::move(step));
+  }
+}
+
 template <typename Record, typename Value>
 std::vector<PlotPoint> points_of(const std::vector<Record>& records, Value value, double unit = 1) {
   std::vector<PlotPoint> points;
@@ -222,6 +239,7 @@ RunHistory read_run_history(const std::filesystem::path& metrics_file) {
           {integer(record, "step"), number(record, "validation_loss"), number(record, "bits_per_byte")});
     } else {
       history.steps.push_back(parse_step(record));
+      add_loads(record, history.loads);
     }
   }
   if (in.bad()) throw Error(ExitCode::usage, "cannot read {}", metrics_file.string());
@@ -248,9 +266,11 @@ void read_samples(const std::filesystem::path& samples_file, RunHistory& history
 }
 
 std::string render_run_page(const std::string& title, const std::string& config_text, const RunHistory& history) {
-  HtmlPage page(title, samples_css);
+  const std::string css = std::string(samples_css) + std::string(heat_map_css());
+  HtmlPage page(title, css);
   page.add_summary(summary_of(history));
   page.add_plots(render_plots(history));
+  if (!history.loads.empty()) page.add_section("Loads of experts", render_heat_maps(history.loads));
   if (!history.samples.empty()) page.add_section("Samples", render_samples(history));
   page.add_config(config_text);
   return page.text();

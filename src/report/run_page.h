@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "report/heat_map.h"
+
 namespace gptrain::inline report {
 
 // The records of metrics.jsonl and samples.jsonl, in the order of their lines. A value that was not finite is NaN.
@@ -37,6 +39,7 @@ struct RunHistory {
     std::string prompt, text;
   };
   std::vector<Step> steps;
+  std::vector<LayerLoads> loads;  // loads after some steps, by layer with experts
   std::vector<Validation> validations;
   std::vector<Rollback> rollbacks;
   std::vector<Sample> samples;
@@ -49,7 +52,7 @@ RunHistory read_run_history(const std::filesystem::path& metrics_file);
 void read_samples(const std::filesystem::path& samples_file, RunHistory& history);
 
 // Returns the HTML document: summary, plots of loss (training and validation), learning rate, gradient norm, throughput
-// and memory over steps, the last texts that the model wrote, and the config.
+// and memory over steps, loads of experts, the last texts that the model wrote, and the config.
 std::string render_run_page(const std::string& title, const std::string& config_text, const RunHistory& history);
 
 // Writes OUT/report.html from OUT/metrics.jsonl and OUT/samples.jsonl, atomically (temporary file, rename). THROWS

@@ -22,6 +22,7 @@ constexpr MemoryClass pass_classes[] = {MemoryClass::activations, MemoryClass::d
 
 // Turns off ZeRO and sequence parallelism: a pass over one sequence has few rows, and updates no weights.
 RunConfig for_inference(RunConfig config) {
+  config = with_whole_experts(std::move(config));
   config.parallel.zero = 0;
   config.parallel.sequence = false;
   return config;
@@ -173,6 +174,11 @@ class Inference::Pass {
   std::unique_ptr<Model> model_;
   std::unique_ptr<Executor> executor_;
 };
+
+RunConfig with_whole_experts(RunConfig config) {
+  config.parallel.expert = config.parallel.expert_tensor = 1;
+  return config;
+}
 
 int64_t most_tokens_of_sample(const RunSettings& run) {
   constexpr int64_t before_prompt = 2;  // the end of a document, and a space

@@ -21,14 +21,18 @@ namespace gptrain::inline step {
 // of the prompt is at most one token, and two more may precede it.
 int64_t most_tokens_of_sample(const RunSettings& run);
 
+// Returns the config of groups for an Inference: the ranks of a model hold whole experts, however training spreads
+// them.
+RunConfig with_whole_experts(RunConfig config);
+
 // Computes in f32 on the ranks that share a model: its tensor ranks and pipeline stages, each with its part of the
 // weights. Every function except `bytes` is collective over these ranks.
 // REQUIRES: a CPU backend, whose memory the groups work on.
 class Inference {
  public:
-  // Loads the weights. Borrows the backend and the groups. REQUIRES: the groups are those of `config`, whose ZeRO and
-  // sequence parallelism are ignored. THROWS Error(checkpoint), and Error(usage) if averaged weights are asked for and
-  // the checkpoint has none.
+  // Loads the weights. Borrows the backend and the groups. REQUIRES: the groups are those of
+  // with_whole_experts(config), whose ZeRO and sequence parallelism are ignored. THROWS Error(checkpoint), and
+  // Error(usage) if averaged weights are asked for and the checkpoint has none.
   Inference(const RunConfig& config, const std::filesystem::path& checkpoint, WhichWeights weights, RankGroups& groups,
             Backend& backend);
   ~Inference();

@@ -87,9 +87,10 @@ void add_samples(const RunConfig& config, const Target& target, RankGroups& grou
   if (config.run.sample_every_steps == 0 || groups.data_rank() > 0) return;
   Target host;
   host.num_threads = target.num_threads;
+  RankGroups whole(with_whole_experts(config), groups.mesh().world_size(), groups.rank());
   MemoryPlan samples;
   samples.on(host_place(target))[MemoryClass::samples] =
-      Inference::bytes(config, host, groups, most_tokens_of_sample(config.run));
+      Inference::bytes(config, host, whole, most_tokens_of_sample(config.run));
   memory.outside += samples;
   memory.arenas += samples;
 }

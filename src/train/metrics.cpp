@@ -200,7 +200,20 @@ struct MetricsWriter::Impl {
       append(line, "],\"{}\":[", key);
       add_elements(routing, member);
     }
-    append(line, "]}}");
+    append(line, "]");
+    if (!routing.front().loads.empty()) add_loads(routing);
+    append(line, "}}");
+  }
+
+  // Adds an array for each layer, with a number for each expert.
+  void add_loads(const std::vector<LayerRouting>& routing) {
+    append(line, ",\"loads\":");
+    char open = '[';
+    for (const LayerRouting& layer : routing) {
+      append(line, "{}[{:.3g}]", open, fmt::join(layer.loads, ","));
+      open = ',';
+    }
+    append(line, "]");
   }
 
   template <typename Value>

@@ -205,6 +205,8 @@ void Reporter::report_step(const RunProgress& progress, const StepResult& result
         layer_routing(config.model, config.batch, step_.design().statistics.part_of(routing_statistic, result.sums));
     if (const std::string warning = starving_.add(metrics.routing); !warning.empty())
       print_err("warning: {}\n", warning);
+    for (LayerRouting& layer : metrics.routing)
+      if (!records_loads(progress.step, config.run.steps, config.log.every_steps)) layer.loads.clear();
   }
   folder_.record([&] { metrics_->write_step(metrics); });
   const double eta = average_step_seconds_ * static_cast<double>(last_step_ - progress.step);

@@ -28,11 +28,19 @@ std::vector<LayerRouting> layer_routing(const ModelConfig& model, const BatchCon
                    .z = sums[experts + 1] / tokens,
                    .entropy = sums[experts + 2] / tokens,
                    .dropped = sums[experts + 3]});
-    for (size_t expert = 0; expert < experts; ++expert)
+    for (size_t expert = 0; expert < experts; ++expert) {
       if (loads[expert] < starving_share * mean) all.back().starving.push_back(static_cast<int64_t>(expert));
+      all.back().loads.push_back(loads[expert] / mean);
+    }
     sums = sums.subspan(num_routing_sums(model.moe.experts));
   }
   return all;
+}
+
+bool records_loads(int64_t step, int64_t steps_of_run, int64_t log_every) {
+  constexpr int64_t most_records = 128;
+  const int64_t logged = steps_of_run / log_every;
+  return step / log_every % std::max<int64_t>(1, (logged + most_records - 1) / most_records) == 0;
 }
 
 std::string StarvingExperts::add(const std::vector<LayerRouting>& routing) {

@@ -22,6 +22,7 @@ struct LayerRouting {
   double entropy;  // entropy of the router's scores, nats, mean over tokens
   double dropped;  // copies of tokens that experts dropped, or that a rank had no room for
   std::vector<int64_t> starving = {};  // experts with less than starving_share of the mean
+  std::vector<double> loads = {};      // tokens of each expert over the mean of all; empty: not recorded
 };
 constexpr double starving_share = 0.01;
 
@@ -37,6 +38,10 @@ class StarvingExperts {
  private:
   std::map<std::pair<int64_t, int64_t>, int64_t> steps_;  // steps in a row, by layer and expert
 };
+
+// RETURNS whether the loads of experts are recorded after a step that is logged: at most 128 times in a run, evenly.
+// `log_every`: steps from one that is logged to the next.
+bool records_loads(int64_t step, int64_t steps_of_run, int64_t log_every);
 
 // RETURNS the routing of each layer with experts. `sums`: the step's statistic of routing (routing_statistic), empty if
 // it was not collected.

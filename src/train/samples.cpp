@@ -42,7 +42,8 @@ void require_tokenizer_of_samples(const RunSettings& run, int64_t model_vocab_si
 Samples::Samples(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter,
                  const RunTokenizer& tokenizer)
     : context_(context), folder_(folder), step_(step), reporter_(reporter), tokenizer_(tokenizer) {
-  if (context.config.run.sample_every_steps > 0) groups_ = std::make_unique<RankGroups>(context.config, context.world);
+  if (context.config.run.sample_every_steps > 0)
+    groups_ = std::make_unique<RankGroups>(with_whole_experts(context.config), context.world);
   // A killed run may have left the folder behind.
   if (context.leads()) remove_folder(sampling_folder(folder.out()));
 }

@@ -369,6 +369,8 @@ class Comparisons(PlanCase):
     def test_sizes_of_encoders(self):
         self.assertEqual(self.plan("--estimate", "t5-11b")["total_parameters"], 11_307_321_344)
         self.assertIn("335,141,888", self.succeed("plan", "--estimate", "bert-large"))
+        switch = self.succeed("plan", "--estimate", "switch-xxl-395b")
+        self.assertIn("128 experts in every second layer, of which a token takes one", switch)
 
 
 class Messages(PlanCase):
@@ -451,7 +453,7 @@ class Messages(PlanCase):
                 (["--fit", "h100", "--optimizer", "adam"], "adam not in {adamw,adamw-8bit,sgd,lion,lamb,lars,muon,adafactor}"),
                 (["--fit", "h100", "--optimizer", "lion,sgd,lion"], "--optimizer: lion is given twice"),
                 (["--fit", "h100", "--family", "bert"], "bert not in {gpt,llama}"),
-                (["--estimate", "bert"], "bert not in {bert-large,bert-3.9b,t5-11b,switch-c-1.6t}"),
+                (["--estimate", "bert"], "bert not in {bert-large,bert-3.9b,t5-11b,switch-base-7b,"),
                 (["--estimate", "t5-11b", "--fit", "h100"], "--fit and --estimate cannot be combined"),
                 ([config, "--scale", "1..2", "--out", "x.json"], "--out has no effect with --scale"),
                 ([config, "--gpus", 2, "--sweep", "batch.micro=1", "--top", 2], "--top has no effect with --sweep"),

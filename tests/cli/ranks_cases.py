@@ -46,15 +46,21 @@ class Threads(CliCase):
             "experts": 4, "top_k": 2, "ffn_hidden_size": 32}}, checkpoint={"every_steps": 2}, **VALIDATED)
         self.train(config)
         losses = self.records()
-        spread = overrides("run.out=spread", "parallel.expert=2", "parallel.expert_room=2", "batch.micro=2")
+        spread = overrides("run.out=spread", "parallel.expert=2", "parallel.expert_room=2", "batch.micro=2",
+                           "run.sample_every_steps=3", "run.sample_prompt=a", "run.sample_tokens=5")
         self.train(config, "--ranks", 2, "--steps", 3, *spread)
+        # One of the ranks has whole experts for a text, which is that of one rank.
+        written = json.loads(self.path("spread/samples.jsonl").read_text(encoding="utf-8"))["text"]
+        generated = self.succeed("generate", "--checkpoint", "spread", "--prompt", "a", "--tokens", 5, "--seed", 1)
+        self.assertIn(written, generated)
         out = self.train(config, "--resume", "--ranks", 4, *overrides(
             "run.out=spread", "parallel.expert=4", "parallel.expert_room=4", "parallel.zero=2", "batch.micro=1"))
         self.assertIn("4 ranks: 1 tensor x 4 data, experts over 4, ZeRO 2", out)
         for ours, theirs in zip(self.records("spread"), losses):
             self.assertAlmostEqual(ours["loss"] / theirs["loss"], 1, delta=1e-4)
         self.assertEqual(len(self.records("spread")), len(losses))
-        self.succeed("generate", "--checkpoint", "spread", "--prompt", "a", "--tokens", 3)
+        texts = self.path("spread/samples.jsonl").read_text(encoding="utf-8").splitlines()
+        self.assertEqual([json.loads(line)["step"] for line in texts], [3])
         plan = json.loads(self.succeed("train", config, "--dry-run", "--json", "--ranks", 2, *spread))
         moved = [row for row in plan["traffic"] if row["lane"] == "expert"]
         self.assertEqual([(row["collective"], row.get("expected")) for row in moved],

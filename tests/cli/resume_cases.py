@@ -112,6 +112,58 @@ class CompressedGradients(CliCase):
         self.assertIn("factor.01/", self.succeed("checkpoint", "inspect", "out"))
 
 
+class BalancedExperts(CliCase):
+    """Biases of routers and loads of the step before, which no gradient makes: state of the run in its checkpoints."""
+
+    def setUp(self):
+        super().setUp()
+        self.config = self.write_run(
+            model={"hidden_size": 16, "bias": False, "moe": {
+                "experts": 4, "top_k": 2, "ffn_hidden_size": 32, "aux_loss": 0.1, "aux_over": "global",
+                "router_bias_rate": 0.01}},
+            batch={"micro": 1}, checkpoint={"every_steps": 3})
+
+    def routers(self, checkpoint):
+        """Returns the values of biases and loads in a checkpoint of one rank."""
+        data = (checkpoint / "rank-00000.safetensors").read_bytes()
+        start = 8 + struct.unpack_from("<Q", data)[0]
+        places = {name: entry["data_offsets"] for name, entry in json.loads(data[8:start]).items()
+                  if name.startswith("weight/") and ".router." in name}
+        return {name: struct.unpack_from("<4f", data, start + first) for name, (first, _) in places.items()
+                if name.endswith((".bias", ".excess"))}
+
+    def test_resumed(self):
+        ranks = ["--ranks", "2", *overrides("parallel.expert=2", "parallel.expert_room=2", "parallel.zero=1")]
+        self.train(self.config, *ranks, *overrides("run.out=whole"))
+        self.train(self.config, *ranks, "--steps", "3")
+        self.train(self.config, *ranks, "--resume", "latest")
+        for rank in range(2):
+            name = f"rank-{rank:05}.safetensors"
+            self.assertEqual((self.checkpoint(6) / name).read_bytes(), (self.checkpoint(6, "whole") / name).read_bytes())
+        records, whole = self.records(key="moe"), self.records("whole", key="moe")
+        self.assertEqual([record["moe"] for record in records], [record["moe"] for record in whole])
+        # One rank goes on with the biases and loads of two.
+        before = self.checkpoint(6)
+        self.train(self.config, "--resume", "latest", *overrides("run.steps=7"))
+        values = self.routers(self.checkpoint(7))
+        self.assertEqual(sorted(values), ["weight/blocks.0.router.bias", "weight/blocks.0.router.excess"])
+        for name, row in values.items():
+            self.assertIn(name.encode(), b"".join(file.read_bytes() for file in before.glob("*.safetensors")))
+            self.assertTrue(any(value != 0 for value in row), name)
+            self.assertLess(max(abs(value) for value in row), 0.0701 if name.endswith("bias") else 1.0001)
+
+    def test_killed(self):
+        process = self.start("train", self.config, *overrides("run.out=killed", "run.steps=100000000"))
+        self.wait_until(lambda: process.stdout.readline().startswith("step 8/"), process)
+        process.kill()
+        process.wait()
+        newest = self.checkpoint_steps("killed")[-1]
+        self.train(self.config, "--resume", *overrides("run.out=killed", f"run.steps={newest + 2}"))
+        self.train(self.config, *overrides("run.out=whole", f"run.steps={newest + 2}"))
+        self.assert_same_checkpoint(self.checkpoint(newest + 2, "killed"), self.checkpoint(newest + 2, "whole"))
+        self.assertEqual(len(self.routers(self.checkpoint(newest + 2, "killed"))), 2)
+
+
 class LocalSteps(CliCase):
     """Islands that average their weights: their own optimizer state in checkpoints, and saves between averagings."""
 

@@ -339,9 +339,9 @@ void check_balance(Trial& trial, bool skip) {
   trial.expect_near("values", values, expected, 0x1p-22);
 }
 
-void check_zeros(Trial& trial) {
+void check_zeros(Trial& trial, DType dtype) {
   require_experts(trial);
-  Operand& to = trial.output(DType::f32, 1, 37);
+  Operand& to = trial.output(dtype, 1, 37);
   trial.run(WriteZeros{to.matrix()});
   trial.expect_equal("to", to, std::vector<double>(37));
 }
@@ -409,7 +409,8 @@ void add_cases(Suite& suite) {
   suite.add<GateRowsBackward>("N=19", check_gate);
   for (const bool skip : {false, true})
     suite.add<BalanceRouters>(skip ? "skipped" : "two layers", [=](Trial& t) { check_balance(t, skip); });
-  suite.add<WriteZeros>("37", check_zeros);
+  for (const DType dtype : {DType::f32, DType::bf16})
+    suite.add<WriteZeros>(fmt::format("37 {}", dtype_name(dtype)), [=](Trial& t) { check_zeros(t, dtype); });
   add_benches(suite);
 }
 

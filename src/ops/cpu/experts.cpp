@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "ops/cpu/cpu_ops.h"
+#include "ops/cpu/parallel.h"
 #include "ops/cpu/scratch.h"
 #include "ops/cpu/scratch_carver.h"
 
@@ -241,7 +242,12 @@ void cpu_run(const BalanceRouters& op, const CpuContext&) {
   }
 }
 
-void cpu_run(const WriteZeros& op, const CpuContext&) { std::fill_n(op.to.as<float>(), op.to.cols, 0.0F); }
+void cpu_run(const WriteZeros& op, const CpuContext& context) {
+  const auto clear = [&](int64_t first, int64_t end) {
+    std::fill(op.to.as<std::byte>() + first, op.to.as<std::byte>() + end, std::byte{0});
+  };
+  parallel_shares(context.num_threads, op.to.cols * dtype_bytes(op.to.dtype), clear);
+}
 
 void cpu_run(const GatherRows& op, const CpuContext& context) {
   run_rows(op, used_rows(op.offsets), context.kernels->gather_rows, context);

@@ -136,8 +136,12 @@ TEST_CASE("ranks share experts evenly, or not at all") {
         "parallel.expert_tensor = 2: must be 1 or parallel.tensor = 4 (try 4)");
   CHECK(refused({"parallel.expert=3", "parallel.tensor=2", "parallel.expert_tensor=2"}, 4) ==
         "parallel.expert = 3: times parallel.expert_tensor = 2 must divide the 4 ranks of a stage (try 2)");
-  for (const char* other : {"optimizer.type=lamb", "parallel.elastic=true", R"(comm.compression={"kind":"int8"})",
-                            "memory.offload_gradients=disk"}) {
+  CHECK(refused({"parallel.expert=2", "parallel.tensor=4", "memory.offload_optimizer=disk", "memory.disk_path=drive",
+                 "memory.offload_gradients=disk"},
+                4) ==
+        "memory.offload_gradients = \"disk\": must be \"none\" with one data rank but several ranks that have the same "
+        "experts with parallel.expert = 2 (try \"none\")");
+  for (const char* other : {"optimizer.type=lamb", "parallel.elastic=true", R"(comm.compression={"kind":"int8"})"}) {
     INFO(other);
     CHECK(refused({"parallel.expert=2", other}, 4).find("parallel.expert = 2") != std::string::npos);
   }

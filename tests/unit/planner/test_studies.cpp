@@ -134,11 +134,23 @@ TEST_CASE("with one moment instead of two larger models fit") {
 
 TEST_CASE("encoders have the parameters that are published") {
   const std::vector<EncoderShape>& shapes = encoder_shapes();
-  REQUIRE(shapes.size() == 4);
+  REQUIRE(shapes.size() == 7);
   CHECK(estimate_encoder(shapes[0]).parameters() == 335'141'888);
   CHECK(static_cast<double>(estimate_encoder(shapes[1]).parameters()) == Approx(3.9e9).epsilon(0.02));
   CHECK(estimate_encoder(shapes[2]).parameters() == 11'307'321'344);
-  CHECK(static_cast<double>(estimate_encoder(shapes[3]).parameters()) == Approx(1571e9).epsilon(0.001));
+  // Switch Transformers: published as 7, 26, 395 and 1571 billion.
+  CHECK(estimate_encoder(shapes[3]).parameters() == 7'415'217'408);
+  CHECK(estimate_encoder(shapes[4]).parameters() == 26'309'291'008);
+  CHECK(static_cast<double>(estimate_encoder(shapes[5]).parameters()) == Approx(395e9).epsilon(0.002));
+  CHECK(static_cast<double>(estimate_encoder(shapes[6]).parameters()) == Approx(1571e9).epsilon(0.001));
+  // A token's products are those of the dense model of the same widths, but for the routers.
+  EncoderShape dense = shapes[4];
+  dense.num_experts = 1;
+  const auto flops = [](const EncoderShape& shape) {
+    return static_cast<double>(estimate_encoder(shape).sequence_flops);
+  };
+  CHECK(flops(shapes[4]) > flops(dense));
+  CHECK(flops(shapes[4]) == Approx(flops(dense)).epsilon(0.01));
   // 6 FLOPs per parameter and token, not counting embedding, pooler and attention.
   const double per_token = static_cast<double>(estimate_encoder(shapes[0]).sequence_flops) / 512;
   CHECK(per_token > 6 * 302e6);

@@ -1,4 +1,5 @@
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "base/error.h"
@@ -133,6 +134,41 @@ TEST_CASE("A long run's page stays small and keeps its spike") {
   check_page(html);
   CHECK(html.size() < 200000);
   CHECK(html.find("highest 9.") != std::string::npos);
+}
+
+TEST_CASE("Loads of experts are drawn as one bitmap for each block") {
+  const TemporaryFolder out;
+  write_file(out / "metrics.jsonl",
+             R"({"step":10,"loss":2,"moe":{"layer":[1,3],"loads":[[1,1,1],[0,1,8]]}}
+{"step":11,"loss":2,"moe":{"layer":[1,3]}}
+{"step":20,"loss":2,"moe":{"layer":[1,3],"loads":[[1,0.5,2],[1,null]]}}
+)");
+  const RunHistory history = read_run_history(out / "metrics.jsonl");
+  REQUIRE(history.loads.size() == 2);
+  CHECK(history.loads[0].steps.size() == 2);
+  REQUIRE(history.loads[1].steps.size() == 1);  // the second has another number of experts
+  const std::string html = render_run_page("experts", "", history);
+  check_page(html);
+  CHECK(count(html, "src=\"data:image/bmp;base64,Qk") == 3);
+  CHECK(
+      html.find("title=\"block 1, steps 10 to 20; at the last one expert 2 has 2.00 times the mean, expert 1 0.50\"") !=
+      std::string::npos);
+
+  const std::string bitmap = heat_map_bitmap(history.loads[0].steps);
+  const auto number = [&](size_t at) {
+    uint32_t value = 0;
+    std::memcpy(&value, bitmap.data() + at, sizeof value);
+    return value;
+  };
+  REQUIRE(number(2) == bitmap.size());
+  CHECK((number(18) == 2 && number(22) == 3));  // a column for each step, a row for each expert
+  // The last expert is first, rows have 4 bytes. Color 16 is the mean's, twice and half the mean are half-way.
+  CHECK(bitmap.substr(number(10)) == std::string("\x10\x18\0\0\x10\x08\0\0\x10\x10\0\0", 12));
+  const std::string ends = heat_map_bitmap(history.loads[1].steps);
+  CHECK(ends.substr(ends.size() - 12) == std::string("\x20\0\0\0\x10\0\0\0\0\0\0\0", 12));
+
+  LayerLoads longer{.layer = 0, .steps = std::vector<ExpertLoads>(1000, {1, {1, 1}})};
+  CHECK(render_heat_maps({longer}).size() < 2000 + 4 * 2 * 128 / 3);
 }
 
 TEST_CASE("The history is read from metrics.jsonl as it was left by a kill") {

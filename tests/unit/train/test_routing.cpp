@@ -25,6 +25,7 @@ std::vector<LayerRouting> routing_of(std::vector<double> loads) {
 
 TEST_CASE("experts without tokens are warned of once, after many steps in a row") {
   REQUIRE(routing_of({0, 400, 399, 1}).at(0).starving == std::vector<int64_t>{0, 3});
+  CHECK(routing_of({0, 400, 399, 1}).at(0).loads == std::vector<double>{0, 2, 1.995, 0.005});
   CHECK(routing_of({2, 2, 2, 2}).at(0).starving.empty());
   StarvingExperts starving;
   for (int64_t step = 1; step < StarvingExperts::most_steps; ++step)
@@ -35,6 +36,17 @@ TEST_CASE("experts without tokens are warned of once, after many steps in a row"
   for (int step = 0; step < 19; ++step) REQUIRE(starving.add(routing_of({0, 400, 399, 0})).empty());
   const std::string second = starving.add(routing_of({0, 400, 399, 0}));
   CHECK(second.find("block 1: 3;") != std::string::npos);
+}
+
+TEST_CASE("loads are recorded at most 128 times in a run, and always in a short one") {
+  const auto records = [](int64_t steps, int64_t every) {
+    int64_t number = 0;
+    for (int64_t step = every; step <= steps; step += every) number += records_loads(step, steps, every);
+    return number;
+  };
+  CHECK(records(100, 1) == 100);
+  CHECK(records(100000, 10) == 126);
+  CHECK(records(1280, 10) == 128);
 }
 
 }  // namespace gptrain::test_routing
