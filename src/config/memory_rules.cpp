@@ -86,9 +86,9 @@ class MemoryRules : Rules {
       fault(path, "works with run.device = \"cpu\" only: updates beside a GPU's ops are not written yet", "\"none\"");
     if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu && !config_.memory.uses_disk())
       fault(path, "is for plans of GPUs: the memory of a CPU is the host's already", "\"disk\"");
-    if (sound({"optimizer.type"}) && config_.optimizer.type == OptimizerKind::muon)
-      fault(path, "cannot be combined with optimizer.type = \"muon\", which needs whole matrices in memory",
-            "\"none\"");
+    if (sound({"optimizer.type"}) && config_.optimizer.type == OptimizerKind::muon && !config_.memory.uses_disk())
+      fault(path, "must be \"disk\" with optimizer.type = \"muon\", whose matrix products are too slow on the host",
+            "\"disk\"");
     if (sound({"optimizer.qk_clip"}) && config_.optimizer.qk_clip > 0)
       fault(path, "cannot be combined with optimizer.qk_clip, which scales master weights after each update",
             "\"none\"");
@@ -138,8 +138,11 @@ class MemoryRules : Rules {
       return fault(path, "needs memory.offload_optimizer = \"host\" or \"disk\"", "\"none\"");
     check_place(path, config_.memory.offload_gradients);
     check_share(path);
-    if (sound({"optimizer.type"}) && config_.optimizer.type == OptimizerKind::adafactor)
-      fault(path, "cannot be combined with optimizer.type = \"adafactor\", which replaces the gradients of all layers",
+    const OptimizerKind type = config_.optimizer.type;
+    if (sound({"optimizer.type"}) && (type == OptimizerKind::adafactor || type == OptimizerKind::muon))
+      fault(path,
+            fmt::format("cannot be combined with optimizer.type = \"{}\", which replaces the gradients of all layers",
+                        optimizer_names[type]),
             "\"none\"");
   }
 };

@@ -47,6 +47,7 @@ const std::vector<Overrides> optimizers = {{"optimizer.type=adamw", "optimizer.e
                                            {"optimizer.type=lion"},
                                            {"optimizer.type=sgd", "optimizer.momentum=0.8"},
                                            {"optimizer.type=adafactor", "optimizer.ema=0.9"},
+                                           {"optimizer.type=muon", "optimizer.ema=0.9"},
                                            {"optimizer.type=lamb"},
                                            {"optimizer.type=lars"}};
 
@@ -114,7 +115,7 @@ TEST_CASE("the state of each optimizer may lie on disk in every precision and Ze
         const Overrides more = joined({optimizer, {std::string("precision.compute=") + precision}});
         compare(layout, more);
         const std::string& type = optimizer.front();
-        const bool by_unit = type != "optimizer.type=adafactor";
+        const bool by_unit = type != "optimizer.type=adafactor" && type != "optimizer.type=muon";
         if (*zero == '3') compare(layout, more, parameters);
         if (*zero >= '2' && by_unit) compare(layout, more, gradients);
         if (*zero == '3' && by_unit) compare({1, 1, {}}, more, joined({parameters, gradients}));
