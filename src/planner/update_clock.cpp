@@ -86,6 +86,9 @@ Moment UpdateClock::over(int32_t unit) {
 
 Moment UpdateClock::written(int32_t unit) {
   over(unit);
+  // State of the next units is asked for before the unit is written, and so read before reads that wait for that.
+  for (int64_t ahead = 1; ahead < StateLayout::most_landed && !postponed_.empty(); ++ahead)
+    over(postponed_.front().unit);
   const auto found = writes_.find(unit);
   return found == writes_.end() ? Moment{} : drives_.times(found->second).end;
 }

@@ -37,7 +37,8 @@ class UpdateClock {
   Moment transfer(const Event& event, const Moment& asked, double seconds, TimeSpan& time);
   // Returns the end of the unit's last update; a moment at 0 if there was none.
   Moment over(int32_t unit);
-  // Returns the end of the last write of the unit to the disk; a moment at 0 if there was none.
+  // Returns the end of the last write of the unit to the disk; a moment at 0 if there was none. A transfer that is then
+  // asked for at that moment comes after the reads of state that are asked for before.
   Moment written(int32_t unit);
   // Ends the step in which updates were played: the next one begins at `now`, a moment of this one, and reads the state
   // of its first units.
