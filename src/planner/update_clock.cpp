@@ -26,6 +26,7 @@ void UpdateClock::play(int32_t unit, std::span<const Event> events, const std::v
   Moment returned;  // end of the copy of the updated weights to the GPU
   for (size_t i = 0; i < events.size(); ++i) {
     TimeSpan span;
+    if (events[i].queue == Event::Queue::ops) continue;
     if (events[i].queue == Event::Queue::disk_read) {
       // The state of the first units was read before the first step.
       if (std::ssize(written_) == StateLayout::most_landed) {

@@ -25,8 +25,8 @@ class UpdateClock {
 
   // Begins a step's updates: they run after `norm`, the moment at which the norm is known.
   void begin(const Moment& norm);
-  // Plays the events of a unit's update. `seconds` has the duration of each event; `times`, if not null, has as many
-  // elements, which receive the events' times.
+  // Plays the events of a unit's update but for those of Event::Queue::ops. `seconds` has the duration of each event;
+  // `times`, if not null, has as many elements, which receive the events' times.
   void play(int32_t unit, std::span<const Event> events, const std::vector<double>& seconds,
             std::vector<TimeSpan>* times);
   // Plays a unit's update when its end is asked for, or before the next call of `play`. The events and the seconds must
