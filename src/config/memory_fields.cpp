@@ -139,6 +139,12 @@ void add_memory_fields(std::vector<Field>& table) {
               .usually("0.5")
               .only_with(only_disk)
               .changeable(),
+          words<M, UpdateTime>("memory.offload_update", &RunConfig::memory, &M::offload_update,
+                               named_words<UpdateTime>(update_time_names), {},
+                               "weights that a step computes with: those of all updates before it (now), or not yet "
+                               "those of the last update, which runs beside the whole step (delayed); delayed CHANGES "
+                               "WHAT IS TRAINED, and takes a second copy of weights and gradients")
+              .only_with(only_disk),
           field("memory.update_threads", &RunConfig::memory, &M::update_threads, IntegerRule{0, 1024, {}},
                 "threads of a rank's updates beside the passes; 0: as many as the rank has for its ops")
               .only_with(on_disk)

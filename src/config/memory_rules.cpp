@@ -86,9 +86,9 @@ class MemoryRules : Rules {
       fault(path, "works with run.device = \"cpu\" only: updates beside a GPU's ops are not written yet", "\"none\"");
     if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu && !config_.memory.uses_disk())
       fault(path, "is for plans of GPUs: the memory of a CPU is the host's already", "\"disk\"");
-    if (sound({"optimizer.type"}) && config_.optimizer.type == OptimizerKind::muon)
-      fault(path, "cannot be combined with optimizer.type = \"muon\", which needs whole matrices in memory",
-            "\"none\"");
+    if (sound({"optimizer.type"}) && config_.optimizer.type == OptimizerKind::muon && !config_.memory.uses_disk())
+      fault(path, "must be \"disk\" with optimizer.type = \"muon\", whose matrix products are too slow on the host",
+            "\"disk\"");
     if (sound({"optimizer.qk_clip"}) && config_.optimizer.qk_clip > 0)
       fault(path, "cannot be combined with optimizer.qk_clip, which scales master weights after each update",
             "\"none\"");
@@ -104,6 +104,7 @@ class MemoryRules : Rules {
     for (const std::string& folder : config_.memory.disk_folders())
       if (uses_disk && sound({"memory.disk_path"}) && folder.empty())
         fault("memory.disk_path", "names an empty folder between or beside ':'", "\"/scratch/nvme0\"");
+    if (config_.memory.offload_update == UpdateTime::delayed) check_delay();
     if (config_.memory.offload_parameters != StatePlace::none) check_parameters_on_disk();
     if (config_.memory.offload_gradients != StatePlace::none) check_gradients_on_disk();
   }
@@ -117,9 +118,34 @@ class MemoryRules : Rules {
   }
 
   // Checks that the state of all layers is on disk, beside which other values are to lie.
-  void check_share(const char* path) {
+  void check_share(const char* path, const char* nearest = "\"none\"") {
     if (sound({"memory.offload_optimizer_share"}) && config_.memory.offload_optimizer_share < 1)
-      fault(path, "needs memory.offload_optimizer_share = 1, as it lies beside the state of each layer", "\"none\"");
+      fault(path, "needs memory.offload_optimizer_share = 1, as it goes with the state of each layer", nearest);
+  }
+
+  // Checks that a second copy of weights and gradients is all that a delayed update needs.
+  void check_delay() {
+    const char* const path = "memory.offload_update";
+    if (!sound({path})) return;
+    check_share(path, "\"now\"");
+    const auto refuse = [&](const char* key, bool is_there, const std::string& value) {
+      if (sound({key}) && is_there) fault(path, fmt::format("cannot be combined with {} = {}", key, value), "\"now\"");
+    };
+    const MemoryConfig& memory = config_.memory;
+    const auto quoted = [](std::string_view name) { return fmt::format("\"{}\"", name); };
+    for (const auto& [key, place] : {std::pair{"memory.offload_parameters", memory.offload_parameters},
+                                     {"memory.offload_gradients", memory.offload_gradients}})
+      refuse(key, place != StatePlace::none, quoted(state_place_name(place)));
+    const PrecisionConfig& precision = config_.precision;
+    refuse("precision.compute", precision.compute == DType::f16, "\"fp16\", which skips steps to find its loss scale");
+    refuse("precision.compute", precision.pure, "\"bf16-pure\", which updates the weights that ops read");
+    refuse("precision.gradients", !precision.pure && precision.gradients != DType::f32, "\"bf16\"");
+    refuse("parallel.zero", cuts_weights(config_.parallel.zero), "3");
+    refuse("run.rollback", config_.run.rollback.skip_samples > 0, "{...}, which looks at the loss of the last update");
+    using enum OptimizerKind;
+    const OptimizerKind type = config_.optimizer.type;
+    refuse("optimizer.type", type == adafactor || type == lamb || type == lars || type == muon,
+           fmt::format("\"{}\", which reads gradients of whole tensors before the update", optimizer_names[type]));
   }
 
   void check_parameters_on_disk() {
@@ -138,8 +164,11 @@ class MemoryRules : Rules {
       return fault(path, "needs memory.offload_optimizer = \"host\" or \"disk\"", "\"none\"");
     check_place(path, config_.memory.offload_gradients);
     check_share(path);
-    if (sound({"optimizer.type"}) && config_.optimizer.type == OptimizerKind::adafactor)
-      fault(path, "cannot be combined with optimizer.type = \"adafactor\", which replaces the gradients of all layers",
+    const OptimizerKind type = config_.optimizer.type;
+    if (sound({"optimizer.type"}) && (type == OptimizerKind::adafactor || type == OptimizerKind::muon))
+      fault(path,
+            fmt::format("cannot be combined with optimizer.type = \"{}\", which replaces the gradients of all layers",
+                        optimizer_names[type]),
             "\"none\"");
   }
 };

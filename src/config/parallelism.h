@@ -39,6 +39,8 @@ struct ParameterFlow {
   Residency weights = Residency::resident;
   bool weights_return = false;  // resident weights come back after the update, and the next step awaits them
   bool sums_each_pass = false;  // gradients are summed after every micro-batch, not after the last
+  // The weights that come back are those of the step before: its updates run beside this step.
+  bool updates_delayed = false;
 
   bool gathers_weights() const { return weights != Residency::resident; }
   bool operator==(const ParameterFlow&) const = default;

@@ -307,6 +307,10 @@ struct ProjectionConfig {
 enum class StatePlace : uint8_t { none, disk, host, fit };
 constexpr std::array<std::string_view, 4> state_place_names = {"none", "disk", "host", "fit"};
 constexpr std::string_view state_place_name(StatePlace place) { return state_place_names[static_cast<size_t>(place)]; }
+// Whether a step computes with the weights of all updates before it, or not yet with the last one, which runs beside
+// it.
+enum class UpdateTime : uint8_t { now, delayed };
+constexpr std::array<std::string_view, 2> update_time_names = {"now", "delayed"};
 
 struct MemoryConfig {
   RecomputeKind recompute = RecomputeKind::none;
@@ -321,12 +325,14 @@ struct MemoryConfig {
   StatePlace offload_parameters = StatePlace::none;  // the weights that ops read
   StatePlace offload_gradients = StatePlace::none;
   double offload_optimizer_share = 1;  // share of the layers, from the last one on
-  int64_t update_threads = 0;          // threads of updates whose state is on disk; 0: as the ops
-  std::string disk_path = {};          // folders, one on each drive, with ':' between them
+  UpdateTime offload_update = UpdateTime::now;
+  int64_t update_threads = 0;  // threads of updates whose state is on disk; 0: as the ops
+  std::string disk_path = {};  // folders, one on each drive, with ':' between them
 
   // Return true if state lies on drives, or outside of the device's memory; if it is chosen by fit, it may.
   bool uses_disk() const { return offload_optimizer == StatePlace::disk || fits_places(); }
   bool keeps_state_away() const { return offload_optimizer != StatePlace::none; }
+  bool delays_updates() const { return keeps_state_away() && offload_update == UpdateTime::delayed; }
   bool fits_places() const { return offload_optimizer == StatePlace::fit; }
   // Returns the word for the place of optimizer state that is away: "disk" or "host".
   std::string_view away_name() const { return state_place_name(uses_disk() ? StatePlace::disk : offload_optimizer); }

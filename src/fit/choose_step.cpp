@@ -64,6 +64,8 @@ void check_places(const PlanCase& run) {
     throw Error(ExitCode::usage,
                 "memory.offload_optimizer_share = {:g}: must be 1 on a GPU, where all updates run on the host",
                 memory.offload_optimizer_share);
+  if (on_gpu && memory.delays_updates())
+    throw Error(ExitCode::usage, "memory.offload_update = \"delayed\": works on CPUs only (try \"now\")");
   if (!on_gpu && !memory.uses_disk())
     throw Error(ExitCode::usage,
                 "memory.offload_optimizer = \"host\": the memory of a CPU is the host's already (try \"disk\" or "

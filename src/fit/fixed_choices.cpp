@@ -44,6 +44,9 @@ std::string warning_of_useless_copies(OffloadChoice choice, const Target& target
 
 // Returns the warning about settings that a run refuses, or that do no good; an empty string if there are none.
 std::string warning_of(const MemoryConfig& memory, const Target& target) {
+  if (memory.delays_updates())
+    return "memory.offload_update = \"delayed\": each step computes with weights that lack the last update, which "
+           "changes what is trained";
   if (target.kind == Target::Kind::cpu || !memory.keeps_state_away())
     return warning_of_useless_copies(memory.offload, target);
   return fmt::format(
@@ -94,6 +97,7 @@ StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitC
           .weights = memory.offload_parameters != StatePlace::none ? Residency::away : Residency::resident,
           .gradients_away = memory.offload_gradients != StatePlace::none,
           .optimizer_state = std::move(optimizer_state),
+          .updates_delayed = memory.delays_updates(),
           .backward_recomputes = backward_recomputes(memory.recompute),
           .layers = layer_choices(memory, target),
           .warning = warning_of(memory, target)};

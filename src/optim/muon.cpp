@@ -66,7 +66,8 @@ class MuonOptimizer final : public Optimizer {
   // Replaces the gradients of the blocks' matrices by the orthogonalised momentum.
   Matrix measure() override {
     for (int64_t unit = 0; unit < context_.parameters.num_parameter_units(); ++unit) {
-      updates_.update_last(unit, [this](const ElementUpdate& operands) {
+      updates_.update_last(unit, [&](const ElementUpdate& operands) {
+        fetch_to_change(unit);
         MuonMomentum op = momentum_;
         static_cast<ElementUpdate&>(op) = operands;
         op.master = operands.gradients;
@@ -112,6 +113,12 @@ class MuonOptimizer final : public Optimizer {
   }
 
  private:
+  // Reads the unit's state, whose momentum changes, if it is on disk.
+  void fetch_to_change(int64_t unit) const {
+    if (context_.away == nullptr || !context_.parameters.state_layout().lands(unit)) return;
+    context_.away->fetch(unit);
+    context_.away->change();
+  }
   const SquaredNorm::Segment* segment_of(const BlockMatrix& matrix) const {
     const auto found = std::find_if(segments_.begin(), segments_.end(), [&matrix](const SquaredNorm::Segment& segment) {
       return segment.count == matrix.count();

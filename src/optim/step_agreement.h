@@ -105,6 +105,7 @@ class StepUpdate final : public UpdateRule {
     site_.end_measuring();
   }
   void update(int64_t unit) override {
+    site_.pass_gradients(unit);
     site_.begin(unit);
     optimizer_.update(unit);
     if (after_.qk_clip != nullptr) after_.qk_clip->clip(unit);

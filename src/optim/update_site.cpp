@@ -30,6 +30,14 @@ void UpdateSite::log_copy(int64_t unit, bool writes) const {
   log->add(host_event(writes, updates.parameters.update_range(unit).elements * dtype_bytes(dtype)));
 }
 
+void UpdateSite::pass_gradients(int64_t unit) const {
+  if (!ops.parameters.sharding().updates_delayed) return;
+  const Matrix from = ops.parameters.gradients_of_range(unit);
+  if (from.cols > 0)
+    ops.backend.run(
+        Cast{.from = from, .to = Matrix(ops.parameters.update_range(unit).gradients, from.dtype, 1, from.cols)});
+}
+
 void UpdateSite::begin(int64_t unit) const {
   if (lane == nullptr) return;
   lane->begin(unit);

@@ -19,6 +19,9 @@ struct UpdateSite {
   void pass_state() const;
   // Releases state that Optimizer::measure has read from the disk or the host. Call after it, before the first update.
   void end_measuring() const;
+  // Copies the unit's summed gradients to where its update reads them, with Sharding::updates_delayed; else no effect.
+  // REQUIRES: the unit's update in the step before is over.
+  void pass_gradients(int64_t unit) const;
   // Surround the update of a unit. With a lane, its thread runs the ops called between them: it reads the unit's state
   // before them, writes the state and the weights after them, and UpdateLane::await waits for the update. Without a
   // lane, `end` waits until the ops' backend can read the updated weights.

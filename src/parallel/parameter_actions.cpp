@@ -42,7 +42,7 @@ void ParameterActions::begin() {
 }
 
 void ParameterActions::prepare(const Action& action) {
-  await_updates(action);
+  if (!program_.schedule.options.flow.updates_delayed) await_updates(action);
   load_sum(action);
 }
 

@@ -41,7 +41,9 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
   if (parameters.piece_elements(unit) == 0) return Lane::done;
   Lane& lane = groups.lane(LaneKind::weights);
   const ReplicaGroup group = parameters.layout().units[unit].replicas;
-  Communicator* const replicas = groups.group(LaneKind::weights, kind_of(group));
+  // A rank that updates whole units copies its own, if updates write them apart.
+  const bool is_cut = parameters.sharding().cuts_state();
+  Communicator* const replicas = is_cut ? groups.group(LaneKind::weights, kind_of(group)) : nullptr;
   const UnitParameters whole = parameters.whole(unit, gathered);
   if (const int64_t count = parameters.f32_norm_elements(unit); count > 0) {
     // Each rank fills in its piece of the masters, and zeros for the others' pieces: the sum is exact.
@@ -51,30 +53,31 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
     const int64_t after = count - before - own.count;
     if (before > 0) backend.upload(norms, parameters.zeros(), before * dtype_bytes(DType::f32));
     if (after > 0) backend.upload(norms + count - after, parameters.zeros(), after * dtype_bytes(DType::f32));
-    // Norms whose masters are away have been copied already (copy_norms).
-    if (own.count > 0 && !parameters.sharding().masters_away && own.master != norms + own.first) {
-      backend.run(Cast{.from = Matrix(own.master, DType::f32, 1, own.count),
+    // Norms whose masters are away have been copied already (copy_norms), perhaps beside the weights of updates.
+    float* const from = parameters.sharding().masters_away ? parameters.updated_norms(unit) : own.master;
+    if (own.count > 0 && from != norms + own.first) {
+      backend.run(Cast{.from = Matrix(from, DType::f32, 1, own.count),
                        .to = Matrix(norms + own.first, DType::f32, 1, own.count)});
     }
     lane.all_reduce(replicas, whole.norms, count, DType::f32);
   }
-  if (replicas == nullptr && parameters.weights_piece(unit) != whole.weights) {
-    const DType dtype = parameters.sharding().compute;
-    const int64_t elements = parameters.piece_elements(unit);
-    backend.run(Cast{.from = Matrix(parameters.weights_piece(unit), dtype, 1, elements),
-                     .to = Matrix(whole.weights, dtype, 1, elements)});
-  }
+  const DType dtype = parameters.sharding().compute;
+  const UnitPiece copied = is_cut ? parameters.piece(unit) : UnitPiece{0, parameters.layout().units[unit].elements};
+  std::byte* const from =
+      parameters.weights_piece(unit) - (parameters.piece(unit).first - copied.first) * dtype_bytes(dtype);
+  if (replicas == nullptr && from != whole.weights)
+    backend.run(
+        Cast{.from = Matrix(from, dtype, 1, copied.elements), .to = Matrix(whole.weights, dtype, 1, copied.elements)});
   return lane.all_gather(replicas, parameters.weights_piece(unit), whole.weights, parameters.piece_elements(unit),
-                         parameters.sharding().compute);
+                         dtype);
 }
 
 void copy_norms(const ParameterStore& parameters, int64_t unit, Backend& backend) {
   if (!parameters.sharding().masters_away) return;
   const NormPiece own = parameters.norm_piece(unit);
   if (own.count == 0) return;
-  auto* const norms = reinterpret_cast<float*>(parameters.whole(unit).norms) + own.first;
-  backend.run(
-      Cast{.from = Matrix(own.master, DType::f32, 1, own.count), .to = Matrix(norms, DType::f32, 1, own.count)});
+  backend.run(Cast{.from = Matrix(own.master, DType::f32, 1, own.count),
+                   .to = Matrix(parameters.updated_norms(unit), DType::f32, 1, own.count)});
 }
 
 // Sums the part of the table that update_range(0) covers. Both stages have the same part, as they lay the unit out
@@ -82,9 +85,9 @@ void copy_norms(const ParameterStore& parameters, int64_t unit, Backend& backend
 void ParameterExchange::sum_tied() {
   const UpdateRange held = parameters_.update_range(0);
   // A sum that is away has come to its slot.
-  std::byte* const gradients = parameters_.sharding().gradients_away
-                                   ? static_cast<std::byte*>(parameters_.gradients_piece(0).data)
-                                   : held.gradients;
+  const bool away = parameters_.sharding().gradients_away;
+  auto* const gradients =
+      static_cast<std::byte*>((away ? parameters_.gradients_piece(0) : parameters_.gradients_of_range(0)).data);
   Lane& lane = groups_.lane(LaneKind::gradients);
   const UnitRange& range = parameters_.layout().units[0];
   for (const Reduction& sum : range.reductions) {

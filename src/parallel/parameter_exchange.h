@@ -22,7 +22,7 @@ namespace gptrain::inline parallel {
 Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered, RankGroups& groups,
                           Backend& backend);
 
-// Copies this rank's part of a unit's f32 norms from the masters to where the ops read them, with
+// Copies this rank's part of a unit's f32 norms from the masters to ParameterStore::updated_norms, with
 // Sharding::masters_away; else no effect. REQUIRES: the unit's masters are at home or landed.
 void copy_norms(const ParameterStore& parameters, int64_t unit, Backend& backend);
 

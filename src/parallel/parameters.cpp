@@ -71,11 +71,13 @@ ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sh
   constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
   const int64_t norms = sharding.has_f32_norms() ? norm_offsets(layout).back() : 0;
   const int64_t weights = sharding.weights_away() ? 0 : layout.held_elements(sharding.gathers_weights());
+  const int64_t updated = sharding.updates_apart ? layout.held_elements(sharding.cuts_state()) * compute_bytes : 0;
+  const int64_t gradients = layout.held_elements(sharding.cuts_gradients()) * dtype_bytes(sharding.gradients);
   return {.weights = weights * compute_bytes + norms * f32_bytes,
-          .updated = sharding.updates_apart ? layout.held_elements(sharding.cuts_state()) * compute_bytes : 0,
-          .gradients = sharding.gradients_away
-                           ? 0
-                           : layout.held_elements(sharding.cuts_gradients()) * dtype_bytes(sharding.gradients),
+          .updated = updated + (sharding.has_updated_norms() ? norms * f32_bytes : 0),
+          .gradients = sharding.gradients_away    ? 0
+                       : sharding.updates_delayed ? 2 * gradients
+                                                  : gradients,
           .master = sharding.has_master() ? layout.held_elements(sharding.cuts_state()) * f32_bytes : 0,
           .state = StateLayout(columns, layout, {.in_pieces = sharding.cuts_state()}, {}).buffer_bytes()};
 }
@@ -153,6 +155,14 @@ NormPiece ParameterStore::norm_piece(int64_t unit) const {
   return {held.first, std::max<int64_t>(end - held.first, 0), master};
 }
 
+float* ParameterStore::updated_norms(int64_t unit) const {
+  const int64_t first = update_range(unit).first;
+  if (buffers_.updated == nullptr || !sharding_.has_updated_norms())
+    return reinterpret_cast<float*>(whole(unit).norms) + first;
+  const int64_t weights = layout_.held_elements(sharding_.cuts_state()) * dtype_bytes(sharding_.compute);
+  return reinterpret_cast<float*>(buffers_.updated + weights) + norm_offset_[unit] + first;
+}
+
 std::byte* ParameterStore::weights_piece(int64_t unit) const {
   if (sharding_.weights_away()) return buffers_.weights + weight_slots_.offset(unit);
   return updated_weights(unit, piece(unit).first);
@@ -181,9 +191,16 @@ Matrix ParameterStore::summed_gradients() const {
   return {buffers_.gradients, sharding_.gradients, 1, layout_.held_elements(sharding_.cuts_gradients())};
 }
 
+Matrix ParameterStore::gradients_of_range(int64_t unit) const {
+  const bool whole_unit = !sharding_.cuts_state();
+  return summed_gradients().column_range(whole_unit ? range(unit).offset : offset_in_summed(unit),
+                                         whole_unit ? range(unit).elements : piece_elements(unit));
+}
+
 UpdateRange ParameterStore::update_range(int64_t unit) const {
   const bool whole_unit = !sharding_.cuts_state();
-  const int64_t in_gradients = whole_unit ? range(unit).offset : offset_in_summed(unit);
+  const Matrix summed = sharding_.gradients_away ? Matrix{} : gradients_of_range(unit);
+  auto* const gradients = static_cast<std::byte*>(summed.data);
   const bool has_master = sharding_.has_master();
   const bool is_master = sharding_.compute == DType::f32;
   const UnitPiece updated = whole_unit ? UnitPiece{0, range(unit).elements} : piece(unit);
@@ -192,8 +209,9 @@ UpdateRange ParameterStore::update_range(int64_t unit) const {
       state_layout_.is_away(unit) ? landing(unit) : buffers_.master + state_layout_.master_offset(unit));
   return {.first = updated.first,
           .elements = updated.elements,
-          .gradients = sharding_.gradients_away ? landing(unit, AwayPart::gradients)
-                                                : buffers_.gradients + in_gradients * dtype_bytes(sharding_.gradients),
+          .gradients = sharding_.gradients_away    ? landing(unit, AwayPart::gradients)
+                       : sharding_.updates_delayed ? gradients + summed_gradients().bytes()
+                                                   : gradients,
           .master = has_master  ? masters
                     : is_master ? reinterpret_cast<float*>(weights)
                                 : nullptr,

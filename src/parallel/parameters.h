@@ -36,6 +36,7 @@ struct Sharding {
   int64_t zero = 0;                         // ZeRO stage, 0 to 3
   Residency weights = Residency::resident;  // place of weights that the ZeRO stage does not cut
   bool updates_apart = false;               // updates write weights in other memory than the ops read
+  bool updates_delayed = false;             // and run beside the next step: they read gradients in other memory, too
   bool masters_away = false;                // master weights of some units are not in memory (StateLayout)
   bool gradients_away = false;              // sums of gradients lie beside optimizer state (StateLayout)
   EnumArray<ReplicaGroup, ReplicaRank, num_replica_groups> replica_ranks = {};
@@ -46,7 +47,13 @@ struct Sharding {
 
   bool cuts_state() const { return gptrain::cuts_state(zero); }
   bool cuts_gradients() const { return gptrain::cuts_gradients(zero); }
-  ParameterFlow flow() const { return parameter_flow(zero, weights, updates_apart); }
+  ParameterFlow flow() const {
+    ParameterFlow flow = parameter_flow(zero, weights, updates_apart);
+    flow.updates_delayed = updates_delayed;
+    return flow;
+  }
+  // Whether updates write f32 norms beside the weights that they write, from where gathers bring them.
+  bool has_updated_norms() const { return updates_apart && masters_away; }
   // Whether the rank's buffer of weights has its pieces only, and ops read weights that were gathered.
   bool gathers_weights() const { return flow().gathers_weights(); }
   // Whether the weights lie beside optimizer state that is away (StateLayout).
@@ -73,8 +80,8 @@ struct Sharding {
 // Bytes of each of a rank's parameter buffers.
 struct ParameterBytes {
   int64_t weights = 0;    // compute dtype, then f32 norms if has_f32_norms()
-  int64_t updated = 0;    // compute dtype, with `updates_apart`
-  int64_t gradients = 0;  // dtype Sharding::gradients
+  int64_t updated = 0;    // compute dtype, with `updates_apart`; then f32 norms if has_updated_norms()
+  int64_t gradients = 0;  // dtype Sharding::gradients; with `updates_delayed` those that updates read lie behind them
   int64_t master = 0;     // f32; 0 unless has_master()
   int64_t state = 0;      // the optimizer's columns, all at home
 };
@@ -101,7 +108,7 @@ struct ParameterBuffers {
 struct UpdateRange {
   int64_t first;         // elements from the unit's start
   int64_t elements;      // number of elements
-  std::byte* gradients;  // dtype Sharding::gradients
+  std::byte* gradients;  // dtype Sharding::gradients; with `updates_delayed` those of the step that the update ends
   float* master;         // master weights, or the weights themselves if they are f32; null with `pure`
   std::byte* weights;    // compute dtype, in ParameterBuffers::updated; null if it is f32
 };
@@ -183,6 +190,8 @@ class ParameterStore {
   int64_t f32_norm_elements(int64_t unit) const;
   // Returns this rank's part of a unit's norms.
   NormPiece norm_piece(int64_t unit) const;
+  // Returns where updates write this rank's part of a unit's norms for the ops, with Sharding::masters_away.
+  float* updated_norms(int64_t unit) const;
   // Returns zeros in host memory, as many as any unit has norms.
   const float* zeros() const { return zeros_.data(); }
   // Returns this rank's piece of the sum of a unit's gradients, as one row.
@@ -212,6 +221,8 @@ class ParameterStore {
   Matrix summed_gradients() const;
   // Returns the start of this rank's piece of a unit in that buffer, in elements.
   int64_t offset_in_summed(int64_t unit) const;
+  // Returns the summed gradients of update_range(unit), as one row. REQUIRES: they are not away.
+  Matrix gradients_of_range(int64_t unit) const;
 
   // Returns all state that this rank updates. With `written_only`, only the part that this rank writes to a checkpoint:
   // each element is then in the state of exactly one rank of the world.

@@ -219,6 +219,7 @@ void UpdateLane::land(const Update& update) {
   read_ahead(false);
   read_gradients();
   WorkingFiles::Times times = wait(reads_.front());
+  read_ahead(false);  // more writes are over: the drive reads on while this unit is updated
   reads_.pop_front();
   if (!gradient_reads_.empty()) {
     const WorkingFiles::Times last = files_->wait(gradient_reads_.front());

@@ -344,6 +344,8 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
   const Sharding sharding{
       .zero = layout.replicas() > 1 ? layout.zero : 0,
       .weights = weights_away ? Residency::away : Residency::resident,
+      .updates_apart = memory.delays_updates(),
+      .updates_delayed = memory.delays_updates(),
       .gradients_away = memory.offload_gradients != StatePlace::none,
       .replica_ranks = {ReplicaRank{.size = layout.replicas()}, ReplicaRank{.size = layout.expert_replicas()}},
       .compute = config.precision.compute,
@@ -364,7 +366,7 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
     const auto add = [&bytes](int64_t of_part, bool is_away, int64_t PartBytes::*away) {
       bytes.*(is_away ? away : &PartBytes::parameters) += of_part;
     };
-    add(parameters.weights, weights_away, &PartBytes::away_weights);
+    add(parameters.weights + parameters.updated, weights_away, &PartBytes::away_weights);
     add(parameters.gradients, sharding.gradients_away, &PartBytes::away_gradients);
     add(parameters.master + parameters.state, state_away, &PartBytes::away_state);
     const int64_t elements =

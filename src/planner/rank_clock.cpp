@@ -12,8 +12,17 @@ namespace {
 // Transfers between stages are too small to slow ops down.
 bool takes_bandwidth(size_t lane) { return !is_between_stages(static_cast<LaneKind>(lane)); }
 
-// Whether the events are of an update that runs beside the ops.
-bool is_beside(const EventBlock& events) { return !events.empty() && events.front().queue != Event::Queue::ops; }
+bool is_of_ops(const Event& event) { return event.queue == Event::Queue::ops; }
+
+// Whether the events are of an update that runs beside the ops. It may begin with ops.
+bool is_beside(const EventBlock& events) { return !std::all_of(events.begin(), events.end(), is_of_ops); }
+
+// Whether updates run beside the whole next step: weights come back after the norm, before the updates begin.
+bool delays_updates(const StepLog& log) {
+  const auto is = [](ActionKind kind) { return [kind](const LoggedAction& action) { return action.kind == kind; }; };
+  const auto norm = std::find_if(log.actions.begin(), log.actions.end(), is(ActionKind::norm));
+  return norm != log.actions.end() && norm + 1 != log.actions.end() && (norm + 1)->kind == ActionKind::gather;
+}
 
 bool is_receive(size_t lane) {
   return lane == static_cast<size_t>(LaneKind::receive_previous) || lane == static_cast<size_t>(LaneKind::receive_next);
@@ -26,6 +35,7 @@ RankClock::RankClock(const StepLog& log, const EventTimes& times)
       software_(times.software()),
       slow_down_(times.slow_down()),
       lanes_take_turns_(times.lanes_take_turns()),
+      delays_updates_(delays_updates(log)),
       updates_(times.drive_shares()) {
   const auto add = [&](const EventBlock& block) {
     std::vector<double>& seconds = seconds_.emplace_back();
@@ -47,23 +57,23 @@ void RankClock::begin_after_another() {
     if (action.kind == ActionKind::norm) updates = true;
     if (action.kind == ActionKind::update && is_beside(log_.blocks[number]))
       updates_.postpone(action.unit, log_.blocks[number], seconds_[number]);
-    if (action.kind == ActionKind::gather && updates) waited = updates_.over(action.unit).time;
+    if (action.kind == ActionKind::gather && updates && !delays_updates_) waited = updates_.over(action.unit).time;
   }
   if (updates_.any()) updates_.begin_next_step(waited);
 }
 
-// Begins two steps back. Plays that step's updates, and adds the time of the last step's backward passes, during which
-// the disk is read ahead.
+// Plays the updates of the step before the last one, and the passes after them, in which the disk is read ahead: with
+// delayed updates all passes, which run beside them.
 void RankClock::begin_after_two() {
-  double backward = 0;
+  double passes = 0;
   Moment last;
-  bool is_backward = false;
+  bool counts = delays_updates_;
   for (const LoggedAction& action : log_.actions) {
     const auto number = static_cast<size_t>(action.block);
     if (action.kind == ActionKind::norm) break;
-    is_backward = is_backward || action.kind == ActionKind::loss;
-    for (size_t i = 0; is_backward && i < seconds_[number].size(); ++i)
-      if (log_.blocks[number][i].queue == Event::Queue::ops) backward += seconds_[number][i];
+    counts = counts || action.kind == ActionKind::loss;
+    for (size_t i = 0; counts && i < seconds_[number].size(); ++i)
+      if (log_.blocks[number][i].queue == Event::Queue::ops) passes += seconds_[number][i];
   }
   for (const LoggedAction& action : log_.actions) {
     const auto number = static_cast<size_t>(action.block);
@@ -71,7 +81,7 @@ void RankClock::begin_after_two() {
     updates_.play(action.unit, log_.blocks[number], seconds_[number], nullptr);
     last.await(updates_.over(action.unit));
   }
-  updates_.begin_next_step(last.time + backward);
+  updates_.begin_next_step(delays_updates_ ? std::max(last.time, passes) : last.time + passes);
 }
 
 void RankClock::await_update(const LoggedAction& action) {
@@ -253,10 +263,13 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
     if (times != nullptr) times->assign(block_events.size(), {});
     if (!updating_) updates_.begin(ops_);
     updating_ = true;
+    for (size_t i = 0; i < block_events.size(); ++i)
+      if (is_of_ops(block_events[i])) run_op(block_events[i], seconds[i]);
     updates_.play(at->unit, block_events, seconds, times);
     return span;
   }
-  if (at != nullptr && (at->kind == ActionKind::forward || at->kind == ActionKind::gather)) await_update(*at);
+  const bool reads_weights = at != nullptr && at->kind == ActionKind::forward && !delays_updates_;
+  if (reads_weights || (at != nullptr && at->kind == ActionKind::gather)) await_update(*at);
   read_.reset();
   if (in_part_.size() < block_events.size()) in_part_.resize(block_events.size());
   if (times != nullptr) times->assign(block_events.size(), {});

@@ -86,6 +86,7 @@ class RankClock {
   const Software software_;
   const double slow_down_;
   const bool lanes_take_turns_;
+  const bool delays_updates_;                 // updates run beside the whole next step
   std::vector<std::vector<double>> seconds_;  // by event of each block of the log; then of log_.before and log_.after
   size_t part_ = 0;
   Moment ops_, copies_, to_host_, to_device_;

@@ -26,6 +26,7 @@ void UpdateClock::play(int32_t unit, std::span<const Event> events, const std::v
   Moment returned;  // end of the copy of the updated weights to the GPU
   for (size_t i = 0; i < events.size(); ++i) {
     TimeSpan span;
+    if (events[i].queue == Event::Queue::ops) continue;
     if (events[i].queue == Event::Queue::disk_read) {
       // The state of the first units was read before the first step.
       if (std::ssize(written_) == StateLayout::most_landed) {
@@ -86,6 +87,9 @@ Moment UpdateClock::over(int32_t unit) {
 
 Moment UpdateClock::written(int32_t unit) {
   over(unit);
+  // State of the next units is asked for before the unit is written, and so read before reads that wait for that.
+  for (int64_t ahead = 1; ahead < StateLayout::most_landed && !postponed_.empty(); ++ahead)
+    over(postponed_.front().unit);
   const auto found = writes_.find(unit);
   return found == writes_.end() ? Moment{} : drives_.times(found->second).end;
 }

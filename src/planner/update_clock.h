@@ -25,8 +25,8 @@ class UpdateClock {
 
   // Begins a step's updates: they run after `norm`, the moment at which the norm is known.
   void begin(const Moment& norm);
-  // Plays the events of a unit's update. `seconds` has the duration of each event; `times`, if not null, has as many
-  // elements, which receive the events' times.
+  // Plays the events of a unit's update but for those of Event::Queue::ops. `seconds` has the duration of each event;
+  // `times`, if not null, has as many elements, which receive the events' times.
   void play(int32_t unit, std::span<const Event> events, const std::vector<double>& seconds,
             std::vector<TimeSpan>* times);
   // Plays a unit's update when its end is asked for, or before the next call of `play`. The events and the seconds must
@@ -37,7 +37,8 @@ class UpdateClock {
   Moment transfer(const Event& event, const Moment& asked, double seconds, TimeSpan& time);
   // Returns the end of the unit's last update; a moment at 0 if there was none.
   Moment over(int32_t unit);
-  // Returns the end of the last write of the unit to the disk; a moment at 0 if there was none.
+  // Returns the end of the last write of the unit to the disk; a moment at 0 if there was none. A transfer that is then
+  // asked for at that moment comes after the reads of state that are asked for before.
   Moment written(int32_t unit);
   // Ends the step in which updates were played: the next one begins at `now`, a moment of this one, and reads the state
   // of its first units.

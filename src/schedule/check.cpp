@@ -234,7 +234,9 @@ class Checker {
       case ActionKind::backward:
         return check_accumulation(a);
       case ActionKind::gather:
-        require(flow.gathers_weights() || done(ActionKind::update, -1, a.unit), "before the update");
+        require(flow.gathers_weights() || flow.updates_delayed || done(ActionKind::update, -1, a.unit),
+                "before the update");
+        require(!flow.updates_delayed || !done(ActionKind::update, -1, a.unit), "after the update, which writes them");
         require(flow.gathers_weights() || !schedule_.options.averages || done(ActionKind::average, -1, a.unit),
                 "before the weights are averaged");
         return;

@@ -46,13 +46,25 @@ class Stage {
     if (schedule_.options.table_twice() && schedule_.options.holds(0))
       schedule_.actions.push_back({.kind = ActionKind::sum_tied, .unit = 0});
     schedule_.actions.push_back({.kind = ActionKind::norm});
-    for (int32_t unit = 0; unit < schedule_.num_layers(); ++unit) {
-      if (!schedule_.options.holds(unit)) continue;
+    const ParameterFlow& flow = schedule_.options.flow;
+    const auto for_each_held = [&](auto body) {
+      for (int32_t unit = 0; unit < schedule_.num_layers(); ++unit)
+        if (schedule_.options.holds(unit)) body(unit);
+    };
+    const auto gather = [&](int32_t unit) {
+      if (flow.weights_return) schedule_.actions.push_back({.kind = ActionKind::gather, .unit = unit});
+    };
+    if (flow.updates_delayed) {
+      for_each_held(gather);
+      // Updates write the memory that gathers read.
+      for_each_held(
+          [&](int32_t unit) { schedule_.actions.push_back({.kind = ActionKind::await_weights, .unit = unit}); });
+    }
+    for_each_held([&](int32_t unit) {
       schedule_.actions.push_back({.kind = ActionKind::update, .unit = unit});
       if (schedule_.options.averages) schedule_.actions.push_back({.kind = ActionKind::average, .unit = unit});
-      if (schedule_.options.flow.weights_return)
-        schedule_.actions.push_back({.kind = ActionKind::gather, .unit = unit});
-    }
+      if (!flow.updates_delayed) gather(unit);
+    });
     add_offloading(schedule_);
     return finished();
   }

@@ -54,7 +54,8 @@ Sharding make_sharding(const StepConfig& config, const StepChoices& choices, con
   const ReplicaRank data = groups.replica_rank(ReplicaGroup::data);
   return {.zero = data.size > 1 ? config.parallel.zero : 0,
           .weights = choices.weights,
-          .updates_apart = choices.updates_on_host,
+          .updates_apart = choices.updates_on_host || choices.updates_delayed,
+          .updates_delayed = choices.updates_delayed,
           .masters_away = choices.keeps_state_away() && has_masters(config.precision),
           .gradients_away = choices.gradients_away,
           .replica_ranks = {data, groups.replica_rank(ReplicaGroup::expert_data)},
@@ -413,9 +414,11 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding, design.columns);
   const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns,
                              design.choices.optimizer_state);
-  memory[MemoryClass::weights] = parameters.weights + store.weight_slots().bytes();
-  memory[MemoryClass::gradients] = parameters.gradients + store.gradient_slots().bytes();
   const bool on_host = design.choices.updates_on_host;
+  memory[MemoryClass::weights] = parameters.weights + store.weight_slots().bytes();
+  if (!on_host && parameters.updated > 0)
+    memory[MemoryClass::weights] = align_up(memory[MemoryClass::weights]) + parameters.updated;
+  memory[MemoryClass::gradients] = parameters.gradients + store.gradient_slots().bytes();
   const auto of_updates = [&](MemoryClass c) -> int64_t& {
     return memory.on(place_of_updates(design.choices, target))[c];
   };

@@ -35,19 +35,27 @@ StepParts::StepParts(std::shared_ptr<const StepDesign> of, Backend& ops, RankGro
   state = reinterpret_cast<StepState*>(arena(MemoryClass::state));
   backend.upload(state, &host_state, sizeof(StepState));
 
-  parameters = std::make_unique<ParameterStore>(
-      design->spec, design->shards, design->layout, design->sharding,
-      ParameterBuffers{.weights = arena(MemoryClass::weights),
-                       .updated = on_host ? memory_of_updates(MemoryClass::weights).data() : nullptr,
-                       .gradients = arena(MemoryClass::gradients),
-                       .master = memory_of_updates(MemoryClass::master).data(),
-                       .state = memory_of_updates(MemoryClass::optimizer).data()},
-      design->columns, design->choices.optimizer_state);
+  parameters =
+      std::make_unique<ParameterStore>(design->spec, design->shards, design->layout, design->sharding,
+                                       ParameterBuffers{.weights = arena(MemoryClass::weights),
+                                                        .updated = updated_weights(),
+                                                        .gradients = arena(MemoryClass::gradients),
+                                                        .master = memory_of_updates(MemoryClass::master).data(),
+                                                        .state = memory_of_updates(MemoryClass::optimizer).data()},
+                                       design->columns, design->choices.optimizer_state);
   if (parameters->state_layout().any_away()) make_update_lane(updates.files);
   model = make_model(*design, design->training_shape, backend, groups, &overflow);
   evaluation_model = make_model(*design, design->evaluation_shape, backend, groups, &overflow);
   make_update();
   make_executors();
+}
+
+// Returns the place of weights that updates write apart from the ops' weights; null: they write those.
+std::byte* StepParts::updated_weights() const {
+  if (design->choices.updates_on_host) return memory_of_updates(MemoryClass::weights).data();
+  if (!design->sharding.updates_apart) return nullptr;
+  const ParameterBytes bytes = parameter_bytes(design->layout, design->sharding, design->columns);
+  return arena(MemoryClass::weights) + align_up(bytes.weights);
 }
 
 void StepParts::make_update() {

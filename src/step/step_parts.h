@@ -53,6 +53,7 @@ struct StepParts {
   const DeviceMemory& memory_of(MemoryClass c) const;
   const DeviceMemory& memory_of_updates(MemoryClass c) const;
   std::byte* arena(MemoryClass c) const { return memory_of(c).data(); }
+  std::byte* updated_weights() const;
   // See TrainingStep.
   float* residuals_at(int64_t buffer) const;
   MemoryPlan taken() const;

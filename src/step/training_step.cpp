@@ -133,7 +133,8 @@ uint32_t TrainingStep::weights_checksum(ReplicaGroup replicas) const {
   std::byte* const weights = parts_->arena(MemoryClass::weights);
   if (replicas == ReplicaGroup::expert_data) return device_crc32c(backend_, weights + begin, end - begin, 0);
   const uint32_t crc = device_crc32c(backend_, weights, begin, 0);
-  return device_crc32c(backend_, weights + end, parts_->memory_of(MemoryClass::weights).bytes() - end, crc);
+  const int64_t bytes = parameter_bytes(design_->layout, design_->sharding, design_->columns).weights;
+  return device_crc32c(backend_, weights + end, bytes - end, crc);
 }
 
 uint32_t TrainingStep::norms_checksum() const {
@@ -233,9 +234,18 @@ void TrainingStep::weights_changed() {
   }
   if (parts_->away != nullptr) parts_->away->release();
   if (parts_->average != nullptr) parts_->average->restart();
-  if (!design_->sharding.flow().weights_return) return;
+  if (design_->sharding.flow().weights_return) begin_gathers();
+}
+
+void TrainingStep::begin_gathers() {
   for (int64_t unit = 0; unit < parts_->parameters->num_parameter_units(); ++unit)
     parts_->gathers[unit] = begin_gather(*parts_->parameters, unit, nullptr, groups_, backend_);
+}
+
+void TrainingStep::catch_up() {
+  if (!design_->sharding.updates_delayed) return;
+  parts_->wait_all();
+  begin_gathers();
 }
 
 void TrainingStep::set_updates(int64_t updates) {

@@ -70,6 +70,9 @@ class TrainingStep {
   void clear_state();
   // Makes the compute weights from the weights in `state()`. Call after writing these.
   void weights_changed();
+  // With StepChoices::updates_delayed lets the weights of the next step be those of the last update, as if the run
+  // began there; else no effect. Call before a save, after which a resumed run begins so. Collective.
+  void catch_up();
   // Sets the number of updates done, to continue a run.
   void set_updates(int64_t updates);
   // Returns the number of updates by steps that have ended.
@@ -146,6 +149,7 @@ class TrainingStep {
 
  private:
   void initialize_weights(const StateSlice& piece);
+  void begin_gathers();
 
   const std::shared_ptr<const StepDesign> design_;
   Backend& backend_;

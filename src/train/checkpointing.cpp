@@ -291,6 +291,7 @@ void Checkpointing::save_now(const RunProgress& progress) {
   if (saved_step_ == progress.step) return;
   context_.world.activity().set_phase("checkpoint");
   const auto began = Clock::now();
+  step_.catch_up();
   const auto memory = make_slice_memory(step_);
   Writing writing = begin_writing(progress, step_.written_state(), memory.get(), began);
   try {

@@ -1,7 +1,13 @@
 """Runs within control groups that limit memory, processor time and threads."""
+import ctypes
+import filecmp
 import json
 import os
+import re
+import statistics
+import struct
 import subprocess
+import time
 import unittest
 from pathlib import Path
 
@@ -11,6 +17,8 @@ from ports import free_port
 ROOT = Path("/sys/fs/cgroup")
 LONG_TOKENS = int(os.environ.get("LONG_TOKENS", "8192"))
 LONG_SECONDS = TIMEOUT_SECONDS * (LONG_TOKENS // 8192) ** 2
+# 73: with masters and moments of 4 GiB, in 1 GiB of memory.
+AWAY_LAYERS = int(os.environ.get("AWAY_LAYERS", "2"))
 
 
 def make_group(controller, version_1, version_2, name=""):
@@ -125,3 +133,80 @@ class ControlGroups(CliCase):
                 self.assertIn(code, (MACHINE,) if command[0] == "train" else (MACHINE, FINISHED), text)
                 if code == MACHINE:
                     self.assertIn("cannot start the thread that ", text)
+
+
+def refuse_io_uring():
+    """Lets io_uring_setup fail in this process, as container runtimes do."""
+    load, jump_if_equal, leave = 0x20, 0x15, 0x06
+    io_uring_setup, refused, allowed = 425, 0x00050001, 0x7FFF0000
+    rules = [(load, 0, 0, 0), (jump_if_equal, 0, 1, io_uring_setup), (leave, 0, 0, refused), (leave, 0, 0, allowed)]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *rule) for rule in rules))
+    program = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(rules), ctypes.addressof(code)))
+    library = ctypes.CDLL(None, use_errno=True)
+    no_new_privileges, set_seccomp, by_filter = 38, 22, 2
+    if library.prctl(no_new_privileges, 1, 0, 0, 0) != 0 or library.prctl(set_seccomp, by_filter, program, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "no filter of system calls")
+
+
+class LittleMemory(CliCase):
+    """All state lies on disk, and the process has less memory than that takes."""
+
+    def run_watched(self, limit, before, *arguments):
+        """Returns the most anonymous memory and the most threads of a run in a control group."""
+        group = make_group("memory", {"memory.limit_in_bytes": str(limit)}, {"memory.max": str(limit)})
+
+        def enter():
+            (group / "cgroup.procs").write_text(str(os.getpid()), encoding="ascii")
+            before()
+
+        most = {"RssAnon": 0, "Threads": 0}
+        try:
+            with (self.folder / "output").open("w+", encoding="utf-8") as output:
+                run = subprocess.Popen([EXECUTABLE, "train", *arguments], cwd=self.folder, stdin=subprocess.DEVNULL,
+                                       stdout=output, stderr=subprocess.STDOUT, preexec_fn=enter)
+                while run.poll() is None:
+                    status = Path(f"/proc/{run.pid}/status").read_text(encoding="ascii")
+                    for name, value in re.findall(r"^(RssAnon|Threads):\s+(\d+)", status, re.MULTILINE):
+                        most[name] = max(most[name], int(value))
+                    time.sleep(0.02)
+                output.seek(0)
+                self.assertEqual(run.returncode, FINISHED, output.read())
+        finally:
+            group.rmdir()
+        return most["RssAnon"] << 10, most["Threads"]
+
+    def test_a_model_larger_than_the_memory(self):
+        is_large = AWAY_LAYERS > 2
+        steps = 20 if is_large else 2
+        config = self.write_run(
+            model={"num_layers": AWAY_LAYERS, "hidden_size": 640, "num_heads": 10, "sequence_length": 64},
+            batch={"global": 1, "micro": 1}, run={"steps": steps}, precision={"compute": "bf16"})
+        (self.folder / "drive").mkdir()
+        settings = overrides("memory.recompute=block", "memory.disk_path=drive", "memory.offload_optimizer=disk",
+                             "memory.offload_parameters=disk", "memory.offload_gradients=disk")
+        forecast = []
+        if is_large:
+            self.succeed("bench", "device", "--seconds", "30", "--out", "machine.json")
+            self.succeed("bench", "storage", "drive", "--into", "machine.json")
+            forecast = ["--target", "machine.json"]
+        plan = json.loads(self.succeed("train", config, "--dry-run", "--json", *settings, *forecast))
+        limit = 1 << 30 if is_large else plan["peak_bytes"] + (256 << 20)
+        away = plan["disk_master_bytes"] + plan["disk_moments_bytes"]
+        print(f"{plan['peak_bytes']} bytes of memory planned, masters and moments {away}, limit {limit}")
+        threads = []
+        for out, before in (("uring", lambda: None), ("threads", refuse_io_uring)):
+            memory, num_threads = self.run_watched(limit, before, config, *settings, *overrides(f"run.out={out}"))
+            threads.append(num_threads)
+            seconds = statistics.median(record["step_seconds"] for record in self.records(out)[1:])
+            print(f"{out}: {memory} bytes of anonymous memory, {memory / plan['peak_bytes'] - 1:+.1%}; step {seconds:.2f} s, "
+                  f"predicted {plan.get('step_seconds', 0):.2f}")
+            if is_large:
+                self.assertLessEqual(memory, 1.03 * plan["peak_bytes"])
+                self.assertLessEqual(abs(seconds / plan["step_seconds"] - 1), 0.2)
+        self.assertGreaterEqual(threads[1], 16, "io_uring is refused, so threads read and write")
+        parts = sorted(path.name for path in self.checkpoint(steps, "uring").glob("rank-*.safetensors"))
+        self.assertEqual(filecmp.cmpfiles(self.checkpoint(steps, "threads"), self.checkpoint(steps, "uring"), parts, False),
+                         (parts, [], []), "files that are the same, that differ, that cannot be read")
+        self.assertGreater(len(parts), 0)
+        if is_large:
+            self.assertGreaterEqual(away, 4 << 30)

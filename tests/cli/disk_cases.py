@@ -38,6 +38,36 @@ class Disk(CheckpointCase):
         self.train(self.config, *layout, *there, "--resume")
         self.assert_same_checkpoint(self.checkpoint(6, "all-there"), self.checkpoint(6, "plain"))
 
+    def test_a_delayed_run_resumes_as_if_it_had_gone_on(self):
+        """A save lets the weights catch up, in the run that goes on, too."""
+        layout = ["--ranks", 2, *self.on_disk("memory.offload_update=delayed", "checkpoint.every_steps=3",
+                                              "parallel.zero=1", "precision.compute=bf16", "batch.micro=1")]
+        whole, there = (overrides(f"run.out={name}") for name in ("late", "late-there"))
+        self.train(self.config, *layout, *whole)
+        self.train(self.config, *layout, *there, "--steps", "3")
+        self.train(self.config, *layout, *there, "--resume")
+        self.assert_same_checkpoint(self.checkpoint(6, "late-there"), self.checkpoint(6, "late"))
+        plan = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *layout))
+        plain = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *layout,
+                                        *overrides("memory.offload_update=now")))
+        self.assertIn("which changes what is trained", "\n".join(plan["warnings"]))
+        self.assertEqual(plan["gradients_bytes"], 2 * plain["gradients_bytes"])
+        self.assertGreater(plan["weights_bytes"], plain["weights_bytes"])
+
+    def test_what_delayed_updates_refuse(self):
+        for setting, message in (("optimizer.type=lamb", "optimizer.type = \"lamb\", which reads gradients"),
+                                 ("precision.compute=fp16", "precision.compute = \"fp16\", which skips steps"),
+                                 ("precision.compute=bf16-pure", "which updates the weights that ops read"),
+                                 ("parallel.zero=3", "cannot be combined with parallel.zero = 3"),
+                                 ("memory.offload_parameters=disk", "with memory.offload_parameters = \"disk\""),
+                                 ("memory.offload_gradients=disk", "with memory.offload_gradients = \"disk\""),
+                                 ("memory.offload_optimizer_share=0.5", "needs memory.offload_optimizer_share = 1"),
+                                 ('run.rollback={"skip_samples": 8}', "with run.rollback = {...}")):
+            with self.subTest(setting):
+                self.refuse(USAGE, ["memory.offload_update = \"delayed\": ", message, "try \"now\""], "config", "check",
+                            self.config, *self.on_disk("memory.offload_update=delayed", "checkpoint.every_steps=3",
+                                                         setting))
+
     def test_the_dry_run_tells_places(self):
         usual = json.loads(self.succeed("train", self.config, "--dry-run", "--json"))
         on_disk = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *self.on_disk()))
@@ -97,8 +127,11 @@ class Disk(CheckpointCase):
                     *self.on_disk("memory.offload_gradients=disk", "run.out=new"))
         self.refuse(USAGE, ["checkpoint.asynchronous = true: must be false with memory.offload_optimizer"],
                     "config", "check", self.config, *self.on_disk("checkpoint.asynchronous=true"))
-        self.refuse(USAGE, ["memory.offload_optimizer", "muon"], "config", "check", self.config,
-                    *self.on_disk("optimizer.type=muon"))
+        for kind in ("muon", "adafactor"):
+            self.refuse(USAGE, ["memory.offload_gradients", kind, "which replaces the gradients of all layers"], "config",
+                        "check", self.config, *self.on_disk(f"optimizer.type={kind}", "memory.offload_gradients=disk"))
+        self.refuse(USAGE, ["memory.offload_optimizer = \"host\"", "muon", "try \"disk\""], "config", "check", self.config,
+                    *overrides("optimizer.type=muon", "memory.offload_optimizer=host"))
         self.refuse(USAGE, ["memory.offload_parameters = \"host\": must be \"none\" or the value of memory.offload_opt"],
                     "config", "check", self.config, *self.on_disk("memory.offload_parameters=host"))
 

@@ -15,7 +15,8 @@ SKIPPED = 77
 MODULES = ["command_line", "help", "config_commands", "data_commands", "dry_run", "recomputation", "training",
            "checkpoints", "learned", "ranks", "streams", "hostile_files", "faults", "second_nets", "tokenizer",
            "formats", "token_sets", "text", "best_fit", "parquet", "sentencepiece", "weights", "ema", "optimizer",
-           "rollback", "plan", "machine", "elastic", "resume", "mishap", "file_system", "traffic", "control_group"]
+           "rollback", "plan", "machine", "elastic", "resume", "mishap", "file_system", "traffic", "disk",
+           "control_group"]
 
 
 def main():
@@ -29,6 +30,9 @@ def main():
     for module in arguments.without:
         if module not in MODULES:
             parser.error(f"{module} is no module")
+    files = {path.name.removesuffix("_cases.py") for path in Path(__file__).parent.glob("*_cases.py")}
+    if files != set(MODULES):
+        parser.error(f"MODULES and the files *_cases.py differ in {sorted(files ^ set(MODULES))}")
     os.environ["GPTRAIN"] = str(Path(arguments.executable).resolve())
     names = [f"{name}_cases" if name in MODULES else name for name in arguments.names or MODULES
              if name not in arguments.without]

@@ -140,6 +140,7 @@ const std::map<std::string, Sample> samples = {
     {"memory.loss_chunk_tokens", {"128", {}}},
     {"memory.offload_optimizer", {R"("disk")", {"memory.disk_path=/scratch"}}},
     {"memory.offload_optimizer_share", {"0.5", {"memory.offload_optimizer=disk", "memory.disk_path=/scratch"}}},
+    {"memory.offload_update", {R"("delayed")", {"memory.offload_optimizer=disk", "memory.disk_path=/scratch"}}},
     {"memory.update_threads", {"3", {"memory.offload_optimizer=disk", "memory.disk_path=/scratch"}}},
     {"memory.offload_parameters", {R"("fit")", {"memory.offload_optimizer=fit", "memory.disk_path=/scratch"}}},
     {"memory.offload_gradients", {R"("disk")", {"memory.offload_optimizer=disk", "memory.disk_path=/scratch"}}},

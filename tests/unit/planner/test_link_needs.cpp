@@ -142,6 +142,10 @@ TEST_CASE("a CPU, a GPU of this machine, and a part of the state are refused") {
   CHECK(refusal(config_with(on_host), gpu).empty());
   CHECK(refusal(config_with(on_host), cpu).find("the memory of a CPU is the host's already") != std::string::npos);
   CHECK(refusal(config_with({"memory.offload_optimizer=disk", "memory.disk_path=/scratch",
+                             "memory.offload_update=delayed", "precision.compute=fp32"}),
+                gpu)
+            .find("works on CPUs only") != std::string::npos);
+  CHECK(refusal(config_with({"memory.offload_optimizer=disk", "memory.disk_path=/scratch",
                              "memory.offload_optimizer_share=0.5"}),
                 gpu)
             .find("must be 1 on a GPU") != std::string::npos);

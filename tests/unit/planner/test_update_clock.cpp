@@ -86,6 +86,30 @@ TEST_CASE("a postponed update is played when its end is asked for") {
   CHECK(clock.over(5).time == 0);
 }
 
+TEST_CASE("ops at the start of an update's events are not its lane's") {
+  Event copy, op;
+  op.queue = Event::Queue::update;
+  const std::vector<Event> events = {copy, disk_event(false, 1), op, disk_event(true, 1)};
+  UpdateClock clock({.read = 1, .write = 1});
+  clock.play(0, events, {100, 1, 2, 1}, nullptr);
+  CHECK(clock.over(0).time == 2);
+}
+
+TEST_CASE("weights that wait for a write are read after state that is asked for before") {
+  Event op;
+  op.queue = Event::Queue::update;
+  const std::vector<Event> events = {disk_event(false, 1), op, disk_event(true, 1)};
+  const std::vector<double> seconds = {4, 1, 1};
+  UpdateClock clock({.read = 1, .write = 1});
+  for (int32_t unit = 0; unit < units; ++unit) clock.postpone(unit, events, seconds);
+  CHECK(clock.written(3).time == 8);  // unit 0 is written from 1 to 2, unit 3 read until 6
+  TimeSpan span;
+  Moment asked;
+  asked.add(0, 8);
+  // Units 4 and 5 were asked for at 3 and 4.
+  CHECK(clock.transfer(disk_event(false, 1), asked, 1, span).time == 6 + 2 * 4 + 1);
+}
+
 TEST_CASE("a fast disk hides behind the updates") {
   UpdateClock clock;
   play(clock, 0, 0.25, 1);

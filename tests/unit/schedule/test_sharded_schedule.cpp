@@ -32,6 +32,12 @@ std::vector<ScheduleOptions> variants() {
                                   .narrow_sums = narrow,
                                   .tied_head = tied,
                                   .joint_backward = joint});
+                if (zero < 3 && !joint && !recompute) {
+                  ScheduleOptions delayed = result.back();
+                  delayed.flow = parameter_flow(zero, Residency::resident, true);
+                  delayed.flow.updates_delayed = true;
+                  result.insert(result.end() - 1, delayed);
+                }
                 if (joint || recompute) continue;
                 result.push_back(result.back());
                 result.back().keeps_narrow = true;
@@ -48,9 +54,10 @@ std::vector<ScheduleOptions> variants() {
 
 std::string describe(const ScheduleOptions& o) {
   return "weights " + std::to_string(static_cast<int>(o.flow.weights)) + (o.flow.weights_return ? " return" : "") +
-         (o.flow.sums_each_pass ? ", sums each pass, " : ", ") + std::to_string(o.micro_batches) + " micro-batches, " +
-         std::to_string(o.units.size()) + " units" + (o.tied_head ? ", tied" : "") + (o.narrow_sums ? ", narrow" : "") +
-         (o.keeps_narrow ? ", kept narrow" : "") + (o.joint_backward ? ", joint" : "");
+         (o.flow.updates_delayed ? ", late" : "") + (o.flow.sums_each_pass ? ", sums each pass, " : ", ") +
+         std::to_string(o.micro_batches) + " micro-batches, " + std::to_string(o.units.size()) + " units" +
+         (o.tied_head ? ", tied" : "") + (o.narrow_sums ? ", narrow" : "") + (o.keeps_narrow ? ", kept narrow" : "") +
+         (o.joint_backward ? ", joint" : "");
 }
 
 Schedule schedule_of(int32_t zero, bool tied = false) {
@@ -122,6 +129,28 @@ std::string misused_sums(const Schedule& schedule) {
 }
 
 }  // namespace
+
+TEST_CASE("with delayed updates all weights come back before the first update, else after their own") {
+  ScheduleOptions options{.micro_batches = 2, .units = plain_units(6), .flow = parameter_flow(1)};
+  const auto tail = [&] {
+    const Schedule schedule = training_schedule(options);
+    CHECK(check(schedule) == "");
+    std::string kinds;
+    for (const Action& action : schedule.actions)
+      if (action.kind == ActionKind::update || action.kind == ActionKind::gather)
+        kinds += action.kind == ActionKind::update ? 'u' : 'g';
+    return kinds;
+  };
+  CHECK(tail() == "ugugugugugug");
+  options.flow.updates_delayed = true;
+  CHECK(tail() == "gggggguuuuuu");
+  // The same actions in the other order.
+  Schedule schedule = training_schedule(options);
+  const auto norm = std::find_if(schedule.actions.begin(), schedule.actions.end(),
+                                 [](const Action& action) { return action.kind == ActionKind::norm; });
+  std::reverse(norm + 1, schedule.actions.end());
+  CHECK(check(schedule).find("after the update, which writes them") != std::string::npos);
+}
 
 TEST_CASE("schedules of every ZeRO stage are sound") {
   for (const ScheduleOptions& options : variants()) {
