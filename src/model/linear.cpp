@@ -4,6 +4,7 @@
 
 #include "base/fp8.h"
 #include "model/projection.h"
+#include "model/row_pieces.h"
 #include "model/saved_matrix.h"
 #include "ops/fused_product.h"
 
@@ -156,7 +157,7 @@ class ColumnLinear final : public PlainLinear {
       return Lane::done;
     }
     WorkspaceFrame frame(*call.workspace);
-    tensor.multiply_gathered(x, tensor.buffer_for_all_rows(frame, x), [&](const Matrix& rows, int64_t rank) {
+    multiply_gathered(tensor, x, tensor.buffer_for_all_rows(frame, x), [&](const Matrix& rows, int64_t rank) {
       const int64_t first = rank * rows.rows;
       product(call, rows, {rows_of(out.y, first, rows), rows_of(out.pre_activation, first, rows), out.with_bias});
     });
@@ -186,13 +187,13 @@ class RowLinear final : public PlainLinear {
     const auto compute = [&](int64_t first, const Matrix& y) {
       product(call, x.x.row_range(first, y.rows), {.y = y, .with_bias = adds_bias});
     };
-    return context_.tensor.sum_in_pieces(out.y, out.sum, compute).ticket;
+    return sum_in_pieces(context_.tensor, out.y, out.sum, compute).ticket;
   }
 
   void backward_input(const LayerCall& call, const GemmOperand& dy, const Matrix& dx,
                       const Matrix& pre_activation) override {
     if (!dy.own.given()) return input_gradient(call, dy.x, dx, pre_activation);
-    context_.tensor.multiply_gathered(dy.own, dy.x, [&](const Matrix& rows, int64_t rank) {
+    multiply_gathered(context_.tensor, dy.own, dy.x, [&](const Matrix& rows, int64_t rank) {
       const int64_t first = rank * rows.rows;
       input_gradient(call, rows, rows_of(dx, first, rows), rows_of(pre_activation, first, rows));
     });

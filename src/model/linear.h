@@ -35,7 +35,7 @@ struct LinearOutput {
   Matrix pre_activation = {};
   bool with_bias = true;  // false: a later op adds the bias; the linear still computes the bias' gradient
   // Memory for this rank's rows of the sum of y over the tensor ranks, if the linear begins that sum piece by piece; y
-  // then has rows in the order of the pieces (TensorRows::sum_in_pieces).
+  // then has rows in the order of the pieces (sum_in_pieces).
   Matrix sum = {};
 };
 

@@ -62,18 +62,11 @@ class TensorRows {
   // Begins to sum the ranks' `part`, [N, cols]: in place without sequence parallelism, else into memory of `frame`.
   Reduction begin_sum(const Matrix& part, WorkspaceFrame& frame);
   Matrix wait(const Reduction& reduction);
+  // RETURN whether products alternate with the exchange of their rows, and in how many pieces (model/row_pieces.h).
   bool overlaps() const { return is_split() && tensor_.pieces > 1; }
-  // Computes the ranks' parts of a sum in pieces of rows, and begins each piece's sum before the next is computed.
-  // compute(first, into) computes rows [first, first + into.rows) of this rank's part into `into`, rows of `part`,
-  // which are in the order of the pieces. RETURNS this rank's rows of the sum, in `rows`, valid after wait(). REQUIRES:
-  // overlaps(); without sequence parallelism `rows` is `part`.
-  template <typename Compute>
-  Reduction sum_in_pieces(const Matrix& part, const Matrix& rows, const Compute& compute);
-  // Gathers the ranks' rows, `own` on this one, and calls multiply(rows, rank) for each rank's, for this rank's first,
-  // for another's once they are there: one rank's rows are in flight while the rows before are multiplied. `whole`:
-  // memory for all rows; this rank's are not written.
-  template <typename Multiply>
-  void multiply_gathered(const Matrix& own, const Matrix& whole, const Multiply& multiply);
+  int64_t pieces() const { return tensor_.pieces; }
+  // Begins to sum the ranks' `part` into `rows`: this rank's rows, or without sequence parallelism `part` itself.
+  Ticket begin_sum(const Matrix& part, const Matrix& rows);
 
   // Sums the ranks' `part` into `rows` and waits. REQUIRES: without sequence parallelism `rows` is `part`.
   void sum_into(const Matrix& part, const Matrix& rows);
@@ -87,44 +80,8 @@ class TensorRows {
   void wait(Ticket ticket);
 
  private:
-  // Begins to sum the ranks' `part` into `rows`: this rank's rows, or without sequence parallelism all rows in place.
-  Ticket begin_sum(const Matrix& part, const Matrix& rows);
-
   TensorParallel tensor_;
   int64_t rows_;
 };
-
-template <typename Compute>
-TensorRows::Reduction TensorRows::sum_in_pieces(const Matrix& part, const Matrix& rows, const Compute& compute) {
-  Reduction sum{rows};
-  for (int64_t piece = 0; piece < tensor_.pieces; ++piece) {
-    const int64_t first = piece * own_rows() / tensor_.pieces, end = (piece + 1) * own_rows() / tensor_.pieces;
-    if (first == end) continue;
-    if (has_own_rows()) {
-      const Matrix parts = part.row_range(first * size(), (end - first) * size());
-      for (int64_t rank = 0; rank < size(); ++rank)
-        compute(rank * own_rows() + first, parts.row_range(rank * (end - first), end - first));
-      sum.ticket = begin_sum(parts, rows.row_range(first, end - first));
-    } else {
-      compute(first, part.row_range(first, end - first));
-      sum.ticket = begin_sum(part.row_range(first, end - first), rows.row_range(first, end - first));
-    }
-  }
-  return sum;
-}
-
-template <typename Multiply>
-void TensorRows::multiply_gathered(const Matrix& own, const Matrix& whole, const Multiply& multiply) {
-  const auto rows_of = [&](int64_t of) { return of == rank() ? own : whole.row_range(of * own.rows, own.rows); };
-  // Every rank issues the pieces in the same order, one ahead of the product that needs it.
-  Ticket next = begin_broadcast(rows_of(0), 0);
-  multiply(own, rank());
-  for (int64_t from = 0; from < size(); ++from) {
-    const Ticket ready = next;
-    if (from + 1 < size()) next = begin_broadcast(rows_of(from + 1), from + 1);
-    wait(ready);
-    if (from != rank()) multiply(rows_of(from), from);
-  }
-}
 
 }  // namespace gptrain::model
