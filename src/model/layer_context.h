@@ -11,6 +11,7 @@
 #include "config/run_config.h"
 #include "model/context_parallel.h"
 #include "model/expert_parallel.h"
+#include "model/gemm_operand.h"
 #include "model/layer_call.h"
 #include "model/micro_batch.h"
 #include "model/record.h"
@@ -101,15 +102,6 @@ struct LayerContext {
   Matrix stream_gradient_amax(std::byte* stream_gradient) const {
     return {stream_gradient + stream_bytes(), DType::f32, 1, amax_parts};
   }
-};
-
-// A matrix that a linear multiplies by its weight: its input, or the gradient of its output. `amax`: [1, amax_parts]
-// f32, written by the op that computes x; given only if the linear asked for it (Linear::input_buffer).
-struct GemmOperand {
-  Matrix x;
-  Matrix amax = {};
-  // This rank's rows of x, if the linear gathers the other ranks' rows into x (Linear::exchanges_pieces).
-  Matrix own = {};
 };
 
 }  // namespace gptrain::model
