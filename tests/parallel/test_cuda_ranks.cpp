@@ -70,6 +70,7 @@ Outcome train(Family family, const Layout& layout, int steps, const GlobalState*
 const std::vector<Layout> layouts = {
     {2, 1, {}},
     {2, 1, {"parallel.sequence=true"}},
+    {2, 1, {"parallel.sequence=true", "parallel.overlap_tensor=true"}},
     {1, 2, {"parallel.zero=0"}},
     {1, 2, {"parallel.zero=1"}},
     {1, 2, {"parallel.zero=2"}},
