@@ -1,5 +1,5 @@
-// Ops of mixtures of experts, which have no kernels for GPUs yet. A config refuses such a model on a GPU; these
-// functions refuse whatever reaches the backend otherwise.
+// The choice and the products of mixtures of experts, which have no kernels for GPUs yet. A config refuses such a model
+// on a GPU; these functions refuse whatever reaches the backend otherwise.
 #include <string_view>
 
 #include "base/error.h"
@@ -16,7 +16,12 @@ namespace {
 
 #define GPTRAIN_REFUSE_ON_GPU(Op) \
   void cuda_run(const Op&, Stream, std::byte*) { refuse(Op::name); }
-GPTRAIN_FOR_EACH_EXPERT_OP(GPTRAIN_REFUSE_ON_GPU)
+GPTRAIN_REFUSE_ON_GPU(RouteTokens)
+GPTRAIN_REFUSE_ON_GPU(AddBalance)
+GPTRAIN_REFUSE_ON_GPU(RouteTokensBackward)
+GPTRAIN_REFUSE_ON_GPU(GroupedLinearForward)
+GPTRAIN_REFUSE_ON_GPU(GroupedLinearBackwardInput)
+GPTRAIN_REFUSE_ON_GPU(GroupedLinearBackwardWeight)
 #undef GPTRAIN_REFUSE_ON_GPU
 
 }  // namespace gptrain::cuda

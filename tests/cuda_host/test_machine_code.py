@@ -40,6 +40,8 @@ CARRIED_SUMS = {
     r"cross_entropy": (5 + 16, "lanes, warps; with slices of the vocabulary the ranks"),
     r"add_partials|sum_chunks": (132 * 8 / 16, "a 16th of the blocks of rows"),
     r"reduce_ranks": (8, "the ranks"),
+    r"balance_routers": (256, "the experts of a block, once a step and vector"),
+    r"add_sums": (2 * 8, "two runs of queries of each of 8 sequences; norms have one row"),
     r"sink_gradients": (512 + 5, "a 32nd of 16,384 rows, lanes; warps of other heads hide the wait"),
 }
 

@@ -293,7 +293,6 @@ void check_nan(Trial& trial) {
 }
 
 void check_gather(Trial& trial, DType dtype) {
-  require_experts(trial);
   const ExpertRows rows{{3, 0, 4}, 9};
   const Operand& x = trial.input(dtype, 5, 67, 1, 3);
   Operand& y = trial.output(dtype, rows.bound, 67, 2);
@@ -310,7 +309,6 @@ void check_gather(Trial& trial, DType dtype) {
 }
 
 void check_combine(Trial& trial, DType dtype, bool with_router, bool with_shared) {
-  require_experts(trial);
   constexpr int64_t n = 6, k = 3, cols = 261;
   const Operand& x = poisoned_input(trial, dtype, n * k + 2, cols, n * k, 3);
   std::vector<double> slots;
@@ -336,7 +334,6 @@ void check_combine(Trial& trial, DType dtype, bool with_router, bool with_shared
 
 // The activation itself is checked in its own cases: experts weigh it.
 void check_activation(Trial& trial, ActivationKind kind, DType dtype) {
-  require_experts(trial);
   constexpr int64_t cols = 37;
   const ExpertRows rows{{2, 5}, 10};
   const int64_t used = rows.used(), wide = is_gated(kind) ? 2 * cols : cols;
@@ -449,7 +446,6 @@ void add_benches(Suite& suite) {
   for (const DType dtype : {DType::f32, DType::bf16}) {
     const std::string name = fmt::format("R={} {}", n * k, dtype_name(dtype));
     suite.add_bench<GatherRows>(name, [=](Trial& t) {
-      require_experts(t);
       std::vector<double> from;
       for (int64_t i = 0; i < n * k; ++i) from.push_back(static_cast<double>(i * 1021 % n));
       t.time(GatherRows{.x = t.input(dtype, n, h).matrix(),
@@ -458,12 +454,10 @@ void add_benches(Suite& suite) {
                         .y = t.output(dtype, n * k, h).matrix()});
     });
     suite.add_bench<CombineRows>(name, [=](Trial& t) {
-      require_experts(t);
       t.time(CombineRows{
           .x = t.input(dtype, n * k, h).matrix(), .slots = slots_of_rows(t), .y = t.output(dtype, n, h).matrix()});
     });
     suite.add_bench<ExpertActivationForward>(name, [=](Trial& t) {
-      require_experts(t);
       t.time(ExpertActivationForward{.kind = ActivationKind::swiglu,
                                      .x = t.input(dtype, n * k, 2 * f).matrix(),
                                      .weights = t.input(DType::f32, 1, n * k).matrix(),
@@ -471,7 +465,6 @@ void add_benches(Suite& suite) {
                                      .y = t.output(dtype, n * k, f).matrix()});
     });
     suite.add_bench<ExpertActivationBackward>(name, [=](Trial& t) {
-      require_experts(t);
       t.time(ExpertActivationBackward{.kind = ActivationKind::swiglu,
                                       .x = t.input(dtype, n * k, 2 * f).matrix(),
                                       .weights = t.input(DType::f32, 1, n * k).matrix(),

@@ -258,7 +258,6 @@ void check_limits(Trial& trial) {
 }
 
 void check_jitter(Trial& trial, DType dtype, bool in_place) {
-  require_experts(trial);
   constexpr int64_t sequences = 3, length = 5, cols = 13;
   constexpr double eps = 0.25;
   const std::vector<int64_t> ids = {4, int64_t{7} << 33, 2};
@@ -290,7 +289,6 @@ void check_jitter(Trial& trial, DType dtype, bool in_place) {
 }
 
 void check_gate(Trial& trial) {
-  require_experts(trial);
   constexpr int64_t n = 19;
   const Operand& logits = trial.input(DType::f32, n, 1, 3);
   Operand& weights = trial.output(DType::f32, 1, n);
@@ -312,7 +310,6 @@ void check_gate(Trial& trial) {
 
 // Two layers of three and of four experts, of whose vectors the range holds parts.
 void check_balance(Trial& trial, bool skip) {
-  require_experts(trial);
   const std::vector<double> routed = {5, 1, 3, -1, -1, -1, -1, 8, 0, 4, 4, -1, -1, -1, -1};
   const std::vector<BalanceSegment> segments = {
       {.offset = 1, .count = 2, .first = 1, .experts = 3, .first_routed = 0, .is_excess = 0},
@@ -340,7 +337,6 @@ void check_balance(Trial& trial, bool skip) {
 }
 
 void check_zeros(Trial& trial, DType dtype) {
-  require_experts(trial);
   Operand& to = trial.output(dtype, 1, 37);
   trial.run(WriteZeros{to.matrix()});
   trial.expect_equal("to", to, std::vector<double>(37));
