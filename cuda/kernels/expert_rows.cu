@@ -157,8 +157,9 @@ __global__ void balance_routers(const BalanceSegment* segments, const StepState*
   }
 }
 
-__global__ void write_zeros(float* to, int64_t count) {
-  for_each_pack<1>(1, count, [&](int64_t, int64_t column) { to[column] = 0; });
+template <typename C>
+__global__ void write_zeros(C* to, int64_t count) {
+  for_each_pack<1>(1, count, [&](int64_t, int64_t column) { to[column] = rounded_to<C>(0.0F); });
 }
 
 // Calls body with the element type and the pack width as a constant: wide if all operands allow it.
@@ -251,7 +252,10 @@ void cuda_run(const BalanceRouters& op, Stream stream, std::byte*) {
 }
 
 void cuda_run(const WriteZeros& op, Stream stream, std::byte*) {
-  launch(stream, shape_of_elements(1, op.to.cols, 1), write_zeros, op.to.as<float>(), op.to.cols);
+  with_type(op.to.dtype, [&](auto type) {
+    using C = decltype(type);
+    launch(stream, shape_of_elements(1, op.to.cols, 1), write_zeros<C>, op.to.as<C>(), op.to.cols);
+  });
 }
 
 }  // namespace gptrain::cuda
