@@ -102,7 +102,9 @@ class Kinds(test_ranks.RanksTest):
         began = time.monotonic()
         codes, output = ranks.wait(), ranks.output()
         self.assert_within(time.monotonic() - began, TIMEOUT_SECONDS + SLACK_SECONDS, output)
-        self.assertLessEqual(set(codes), {0, DEVICE, -signal.SIGKILL, 128 + signal.SIGKILL, MPIRUN_CRASHED}, output)
+        # mpirun ends with 1 if a rank that is done ends without the killed ones.
+        of_mpirun = {1} if "\ndone: " in output and "exiting improperly" in output else set()
+        self.assertLessEqual(set(codes), {0, DEVICE, -signal.SIGKILL, 128 + signal.SIGKILL, MPIRUN_CRASHED, *of_mpirun}, output)
         self.assertNotRegex(output, "internal error|Sanitizer|terminate called")
         self.assertEqual(ranks.left(), [])
         for step in run.saved_steps():
