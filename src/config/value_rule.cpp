@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/kinds.h"
 #include "config/aliases.h"
+#include "config/run_config.h"
 #include "config/source_list.h"
 
 namespace gptrain::inline config {
