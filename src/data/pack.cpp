@@ -217,6 +217,7 @@ class Packer {
     BlockReader reader(
         inputs_, options_.reading, [this](std::string_view text) { return options_.tokenizer->last_safe_cut(text); },
         start_);
+    report(start_bytes_);  // whoever measures rates begins here
     IngestPipeline pipeline(reader, options_.tokenizer, encode_, options_.threads);
     open_shard();
     while (std::optional<IngestPipeline::Item> item = pipeline.next()) {
