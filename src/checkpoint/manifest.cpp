@@ -14,6 +14,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/json_reason.h"
 #include "base/printable.h"
 #include "checkpoint/fault.h"
 #include "checkpoint/files.h"
@@ -84,7 +85,7 @@ void parse_tokenizer(const json& object, Manifest& manifest) {
   try {
     manifest.tokenizer = parse_tokenizer_record(object);
   } catch (const json::exception& e) {
-    fault("its \"tokenizer\" cannot be used: {}", e.what());
+    fault("its \"tokenizer\" cannot be used: {}", json_reason(e));
   }
   if (!object.contains("file")) return;
   if (object["file"] != tokenizer_name) fault("the \"file\" of its tokenizer is not \"{}\"", tokenizer_name);
@@ -155,7 +156,7 @@ void parse_run(const json& root, RunRecord& run) {
     for (const json& resume : root.value("history", json::array()))
       run.history.push_back({count_of(resume, "step"), resume.at("changes").get<std::vector<std::string>>()});
   } catch (const json::exception& e) {
-    fault("its \"data\", \"validation\", \"mixture\" or \"history\" cannot be used: {}", e.what());
+    fault("its \"data\", \"validation\", \"mixture\" or \"history\" cannot be used: {}", json_reason(e));
   }
   const auto is_weight = [](double weight) { return weight >= 0; };
   for (size_t i = 0; i < run.mixture.size(); ++i) {
@@ -206,7 +207,7 @@ StoredManifest parse_manifest(const std::string& text) {
   try {
     root = parse_json(text, no_key_twice);
   } catch (const json::exception& e) {
-    fault("it is not valid JSON: {}", e.what());
+    fault("it is not valid JSON: {}", json_reason(e));
   }
   if (text_of(root, "format") != manifest_format) fault("\"format\" is not \"{}\"", manifest_format);
   const int64_t version = count_of(root, "version");
@@ -265,7 +266,7 @@ std::vector<FileRecord> parse_file_records(const std::string& text) {
     for (const json& record : parse_json(text)) records.push_back(parse_file(record));
     return records;
   } catch (const json::exception& e) {
-    throw Error(ExitCode::checkpoint, "a rank's record of its files is not valid JSON: {}", e.what());
+    throw Error(ExitCode::checkpoint, "a rank's record of its files is not valid JSON: {}", json_reason(e));
   }
 }
 

@@ -11,6 +11,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/json_reason.h"
 #include "base/printable.h"
 #include "base/text_file.h"
 #include "checkpoint/boxes.h"
@@ -104,7 +105,7 @@ json parse_header(std::string_view text) {
   try {
     header = parse_json(text, no_key_twice);
   } catch (const json::exception& e) {
-    fault("the header is not valid JSON: {}", e.what());
+    fault("the header is not valid JSON: {}", json_reason(e));
   }
   if (!header.is_object()) fault("the header is not a JSON object");
   return header;

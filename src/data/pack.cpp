@@ -217,6 +217,7 @@ class Packer {
     BlockReader reader(
         inputs_, options_.reading, [this](std::string_view text) { return options_.tokenizer->last_safe_cut(text); },
         start_);
+    report(start_bytes_);  // whoever measures rates begins here
     IngestPipeline pipeline(reader, options_.tokenizer, encode_, options_.threads);
     open_shard();
     while (std::optional<IngestPipeline::Item> item = pipeline.next()) {
@@ -325,12 +326,16 @@ class Packer {
     result_.empty_documents += item.encoded.empty_documents;
     result_.faults += item.encoded.num_faults;
     result_.special_in_text += item.encoded.special_in_text;
-    for (const EncodedBlock::Fault& fault : item.encoded.faults) {
-      const std::string text =
-          fmt::format("{}, {} {}: {}", inputs_[item.block.input].path.native(),
-                      item.block.kind == InputKind::rows ? "row" : "line", fault.line, fault.reason);
-      if (!options_.skip_faults || !item.encoded.is_whole) throw Error(ExitCode::data, with_format(text, item.block));
-      if (result_.first_faults.size() < EncodedBlock::max_faults) result_.first_faults.push_back(text);
+    const auto message = [&](const EncodedBlock::Fault& fault) {
+      return fmt::format("{}, {} {}: {}", inputs_[item.block.input].path.native(),
+                         item.block.kind == InputKind::rows ? "row" : "line", fault.line, fault.reason);
+    };
+    const std::vector<EncodedBlock::Fault>& faults = item.encoded.faults;
+    if (!options_.skip_faults && !faults.empty())
+      throw Error(ExitCode::data, with_format(message(faults[0]), item.block));
+    if (item.encoded.stop) throw Error(ExitCode::data, with_format(message(*item.encoded.stop), item.block));
+    for (const EncodedBlock::Fault& fault : faults) {
+      if (result_.first_faults.size() < EncodedBlock::max_faults) result_.first_faults.push_back(message(fault));
     }
   }
 

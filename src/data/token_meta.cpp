@@ -9,6 +9,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/json.h"
+#include "base/json_reason.h"
 #include "data/mapped_file.h"
 #include "data/token_paths.h"
 
@@ -103,7 +104,7 @@ std::optional<TokenMeta> read_token_meta(const std::filesystem::path& prefix) {
     file.check();
     return parse(text);
   } catch (const json::exception& fault) {
-    throw Error(ExitCode::data, "{} cannot be used: {}", path.native(), fault.what());
+    throw Error(ExitCode::data, "{} cannot be used: {}", path.native(), json_reason(fault));
   }
 }
 

@@ -14,7 +14,10 @@
 namespace gptrain::inline report {
 namespace {
 
-constexpr std::string_view css = "pre { overflow-x: auto; font-size: 13px; margin: 0; }\n";
+// On a narrow page lines are wrapped, without the spaces that align columns.
+constexpr std::string_view css =
+    "pre { overflow-x: auto; font-size: 13px; margin: 0; }\n"
+    "@media (max-width: 640px) { pre { white-space: pre-line; } }\n";
 
 std::vector<HtmlPage::Fact> facts_of(const DryRun& run) {
   const int64_t peak = run.memory.total();

@@ -21,7 +21,7 @@ LINES = [json.dumps({"id": i, "text": text}).encode() for i, text in enumerate(D
 JSONL = b"".join(line + b"\n" for line in LINES)
 # A first record from which there is no text.
 BAD_RECORDS = [b'{"text": null}', b'{"text": 3}', b'{"body": "x"}', b'["text"]', b'{"text": nul', b'{"text": "cut', b"{",
-               b"not JSON", b'"text"', b"\xc3\xfe", b'{"text": "a"} "b"', b"null"]
+               b"not JSON", b'"text"', b"\xc3\xfe", b'{"text": "a"} "b"', b"null", b'{"data": [{"text": "a"}, {"text": "b"}]}']
 COMPRESSIONS = {"": bytes, ".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
 

@@ -494,6 +494,9 @@ class Pages(PlanCase):
             text = (self.folder / f"{name}.html").read_text(encoding="utf-8")
             self.assertIn(f'<table class="{table}">', text)
             self.assertRegex(text, rf"\.{table} tr {{ display: grid;")
+        # Lines of a dry run are wrapped there.
+        self.succeed("train", self.write_config(plan_config()), "--dry-run", "--target", "a100-80g", "--html", self.path("dry.html"))
+        self.assertRegex(self.path("dry.html").read_text(encoding="utf-8"), r"max-width: \d+px\) { pre { white-space: pre-line;")
 
     @unittest.skipUnless(any(map(shutil.which, BROWSERS)), "needs Chromium")
     def test_a_browser_draws_them(self):

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -62,6 +65,13 @@ void BlockTexts::read_json(const TextBlock& block, const OnText& on_text, const 
 void BlockTexts::read_jsonl(const TextBlock& block, const OnText& on_text, const OnFault& on_fault) {
   std::string replaced;
   std::string_view rest = json_of(block, replaced);
+  bool has_texts = false;
+  struct Hidden {
+    int64_t number;
+    std::string reason;
+    bool is_counted;  // on_fault was called for each value of the line
+  };
+  std::vector<Hidden> hidden;
   for (int64_t number = block.first_line; !rest.empty(); ++number) {
     const size_t newline = rest.find('\n');
     std::string_view line = rest.substr(0, newline);
@@ -70,14 +80,21 @@ void BlockTexts::read_jsonl(const TextBlock& block, const OnText& on_text, const
     if (line.starts_with(byte_order_mark)) line.remove_prefix(byte_order_mark.size());
     if (line.starts_with('\x1E')) line.remove_prefix(1);
     if (line.find_first_not_of(json_separators) == std::string_view::npos) continue;
+    bool is_counted = false;
     try {
       json_.texts_of_line(line, block.field, [&](std::string_view text, const std::string& reason) {
-        if (reason.empty()) return on_text(text, number);
-        on_fault(number, reason, true);
+        is_counted = true;
+        if (!reason.empty()) return on_fault(number, reason, true);
+        has_texts = true;
+        on_text(text, number);
       });
     } catch (const HiddenDocuments& fault) {
-      on_fault(number, fault.what(), false);
+      hidden.push_back({number, fault.what(), is_counted});
     }
+  }
+  // Beside records with texts a line is one bad record. Without any, the documents of the block are in another place.
+  for (const Hidden& line : hidden) {
+    if (!has_texts || !line.is_counted) on_fault(line.number, line.reason, has_texts);
   }
 }
 

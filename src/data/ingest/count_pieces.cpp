@@ -85,6 +85,7 @@ CountedPieces count_pieces(const CountOptions& options, const std::function<void
   // that span this border.
   const bool can_cut = std::holds_alternative<PatternKind>(options.stage);
   BlockReader reader(inputs, options.reading, [&](std::string_view text) { return can_cut ? last_safe_cut(text) : 0; });
+  if (progress) progress({0, total_bytes(inputs), 0});  // whoever measures rates begins here
   std::mutex mutex;
   InputFormats formats;
   int64_t num_bytes = 0;

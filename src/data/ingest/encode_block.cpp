@@ -49,14 +49,14 @@ EncodedBlock BlockEncoder::encode(const TextBlock& block, TokenBuffer memory) {
         if (tokenizer_->is_bytes()) {
           out_.ids.append_bytes(text);
         } else if (!append_encoded(text, line)) {
-          if (is_text) out_.is_whole = false;
+          if (is_text) out_.stop = out_.faults.back();
           return;
         }
         if (!is_text) end_document(false);
       },
       [&](int64_t line, const std::string& reason, bool is_one_document) {
         fault(line, reason);
-        if (!is_one_document) out_.is_whole = false;
+        if (!is_one_document && !out_.stop) out_.stop = {line, reason};
       });
   // A document with text in earlier blocks is not empty, even if this block is.
   if (is_text && block.ends_document) end_document(block.offset > 0);

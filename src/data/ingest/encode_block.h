@@ -66,7 +66,7 @@ struct EncodedBlock {
   std::vector<Fault> faults;  // the first max_faults
   int64_t num_faults = 0;
   int64_t special_in_text = 0;  // special tokens found in the documents' texts
-  bool is_whole = true;         // false if a fault lost an unknown number of documents, or cut one off
+  std::optional<Fault> stop;    // the first fault that lost an unknown number of documents, or cut one off
 };
 
 // Not thread-safe.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -66,16 +67,26 @@ bool JsonMember::text_in(const JsonRecord& record, JsonSpan value, std::string& 
 void JsonMember::put_documents(const JsonRecord& record, std::string_view text, const OnJsonDocument& document) const {
   const JsonSpan root = record.root();
   const std::vector<JsonSpan> values = text[root.begin] == '[' ? record.elements(root) : std::vector{root};
+  bool has_texts = false;
+  std::optional<HiddenDocuments> hidden;
   for (const JsonSpan value : values) {
     std::string found;
     std::string fault;
     try {
-      if (!text_in(record, value, found, fault) && text[value.begin] == '{') refuse_hidden(record, text, value);
+      if (text_in(record, value, found, fault))
+        has_texts = true;
+      else if (text[value.begin] == '{')
+        refuse_hidden(record, text, value);
     } catch (const JsonFault& error) {
       fault = json_record_fault(text, error);
+    } catch (const HiddenDocuments& error) {
+      if (values.size() == 1) throw;
+      fault = error.what();
+      if (!hidden) hidden = error;
     }
     document(found, fault);
   }
+  if (hidden && !has_texts) throw HiddenDocuments(*hidden);
 }
 
 void JsonMember::texts_of(std::string_view json, const OnJsonDocument& document) const {
@@ -88,19 +99,27 @@ void JsonMember::texts_of_line(std::string_view line, const OnJsonDocument& docu
       std::count_if(values.begin(), values.end(), [&](JsonSpan value) { return is_object_or_list(line, value); });
   // One object with other text beside it is one fault, of the whole line.
   if (num_values < 2 && values.size() != 1) values = {{0, line.size()}};
+  bool has_texts = false;
+  std::optional<HiddenDocuments> hidden;
   for (const JsonSpan value : values) {
     const std::string_view json = line.substr(value.begin, value.end - value.begin);
     int64_t count = 0;
     try {
       texts_of(json, [&](std::string_view text, const std::string& fault) {
         ++count;
+        has_texts = has_texts || fault.empty();
         document(text, fault);
       });
       if (count == 0) document({}, fmt::format("an empty list where an object with a member \"{}\" is needed", field));
     } catch (const JsonFault& fault) {
       document({}, json_record_fault(line, JsonFault(value.begin + fault.at, fault.what())));
+    } catch (const HiddenDocuments& fault) {
+      if (values.size() == 1) throw;
+      if (count == 0) document({}, fault.what());
+      if (!hidden) hidden = fault;
     }
   }
+  if (hidden && !has_texts) throw HiddenDocuments(*hidden);
 }
 
 }  // namespace gptrain::data

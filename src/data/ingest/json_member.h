@@ -13,7 +13,8 @@ namespace gptrain::inline data {
 // Called for each document. If `fault` is not empty, it is the reason why there is no text.
 using OnJsonDocument = std::function<void(std::string_view text, const std::string& fault)>;
 
-// Valid JSON that holds documents in another place than the field: their number is unknown.
+// Valid JSON that holds documents in another place than the field: their number is unknown. Not thrown for an element
+// of a list, or a value of a line, beside another that has a text: it is one document without text.
 struct HiddenDocuments : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -172,6 +172,32 @@ TEST_CASE("Documents in another place than the field stop, as their number is un
   CHECK(found.are_counted);
 }
 
+TEST_CASE("A record with documents in another place is one bad record among records that have texts") {
+  const std::vector<std::string> hidden = {R"({"data": [{"text": "a"}, {"text": "b"}]})", R"({"text": {"0": "a"}})"};
+  const std::string good = R"({"text": "one"})";
+  for (const std::string& record : hidden) {
+    for (const auto& [lines, list] : std::vector<std::pair<std::string, std::string>>{
+             {record + "\n" + good + "\n" + good, "[" + record + ", " + good + ", " + good + "]"},
+             {good + "\n" + record + "\n" + good, "[" + good + ", " + record + ", " + good + "]"}}) {
+      for (const Found& found :
+           {read_records(lines, {.kind = InputKind::jsonl}), read_records(list, {.kind = InputKind::jsonl}),
+            read_records(list, {.kind = InputKind::json})}) {
+        CHECK(found.texts.size() == 2);
+        CHECK(found.faults.size() == 1);
+        CHECK(found.are_counted);
+      }
+    }
+    // Values in a row on a line, and lists without a text: each value is counted once, and none after it is lost.
+    const std::string lines = record + " " + good + " {} " + record + " " + good + "\n[" + record + ", {}]\n" + good;
+    const Found found = read_records(lines, {.kind = InputKind::jsonl});
+    CHECK(found.texts.size() == 3);
+    CHECK(found.faults.size() == 5);
+    CHECK(found.are_counted);
+    CHECK_FALSE(read_records(record + "\n{}\n" + record, {.kind = InputKind::jsonl}).are_counted);
+    CHECK_FALSE(read_records("[" + record + ", {}, " + record + "]", {.kind = InputKind::json}).are_counted);
+  }
+}
+
 TEST_CASE("Tables with every delimiter and line end give the same documents") {
   const std::vector<std::string> texts = {"one", "two;|,\t\"x\"\r\nlines", "", "three"};
   for (const char delimiter : {',', '\t', ';', '|'}) {

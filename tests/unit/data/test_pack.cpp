@@ -76,6 +76,9 @@ TEST_CASE("A text longer than the reader's chunk is packed whole, with progress"
   pack(options_of({folder / "long.txt"}, folder / "out"), [&](const PackProgress& done) { reports.push_back(done); });
   CHECK(documents_of(folder / "out") == std::vector<std::string>{text});
   REQUIRE(reports.size() >= 3);
+  // The first report comes before any work, since rates count from it.
+  CHECK(reports.front().done_bytes == 0);
+  CHECK(reports.front().tokens == 0);
   const auto total = static_cast<int64_t>(text.size());
   CHECK(reports.back().done_bytes == total);
   CHECK(reports.back().tokens == total + 1);
@@ -85,6 +88,18 @@ TEST_CASE("A text longer than the reader's chunk is packed whole, with progress"
     CHECK(reports[i].tokens < reports[i + 1].tokens);
     CHECK(reports[i].total_bytes == total);
   }
+}
+
+TEST_CASE("The message of what stops in spite of skip_faults is its own, not that of a record that is left out") {
+  const TemporaryFolder folder;
+  std::string lines;
+  for (int i = 0; i < 12; ++i) lines += "{}\n";
+  write_file(folder / "in.jsonl", lines + R"({"data": [{"text": "one"}]})" + "\n");
+  PackOptions options = options_of({folder / "in.jsonl"}, folder / "out");
+  CHECK(contains(error_of(ExitCode::data, [&] { pack(options, nullptr); }), "line 1: no member \"text\""));
+  options.skip_faults = true;
+  CHECK(contains(error_of(ExitCode::data, [&] { pack(options, nullptr); }),
+                 "line 13: no member \"text\", but member \"data\""));
 }
 
 TEST_CASE("JSONL: one document a line") {
