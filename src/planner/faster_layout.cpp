@@ -140,6 +140,9 @@ std::optional<FasterLayout> find_faster_layout(const RunConfig& config, const Ma
                                                double step_seconds) {
   // Estimates do not know disks.
   if (config.memory.keeps_state_away()) return std::nullopt;
+  // Each plan of an estimate has the tensors of three layers.
+  constexpr int64_t most_experts_quickly = 512;
+  if (config.model.moe.experts > most_experts_quickly) return std::nullopt;
   return QuickSearch(config, machine, world_size, step_seconds / (1 + slow_layout_share)).run();
 }
 

@@ -36,6 +36,9 @@ PLANTED = {
     "mixtral": [("model", "moe", {"experts": 5, "top_k": 2, "aux_loss": 0.05, "z_loss": 0})],
     "qwen3-moe": [("model", "moe", {"experts": 6, "top_k": 3, "ffn_hidden_size": 64, "first": 1, "renormalise": False,
                                     "aux_loss": 0, "z_loss": 0})],
+    "qwen2-moe": [("model", "moe", {"experts": 5, "top_k": 3, "ffn_hidden_size": 64, "shared": 1,
+                                    "shared_ffn_hidden_size": 80, "shared_gate": "none", "renormalise": False,
+                                    "aux_loss": 0.02, "z_loss": 0.01})],
     "gemma3": [("model", "rope_theta_pattern", [500.0, 9000.0]), ("model", "embedding_scale", 9.7)],
 }
 

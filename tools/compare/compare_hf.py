@@ -39,6 +39,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 500.0, "factor": 8.0, "low_freq_f
           "original_max_position_embeddings": 32}
 GEMMA = {**LLAMA, "head_dim": 24, "query_pre_attn_scalar": 20, "sliding_window": 20,
          "layer_types": ["sliding_attention", "full_attention"]}
+MOE = {**LLAMA, "num_experts_per_tok": 2, "moe_intermediate_size": 64, "rms_norm_eps": 1e-6}
 CASES = {
     "gpt2": ("GPT2", GPT2),
     "gpt2-gelu-untied": ("GPT2", {**GPT2, "activation_function": "gelu", "tie_word_embeddings": False, "n_inner": 100}),
@@ -61,6 +62,10 @@ CASES = {
     "gemma3": ("Gemma3", {**GEMMA, "rope_parameters": {
         "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
         "full_attention": {"rope_type": "linear", "rope_theta": 1e4, "factor": 8.0}}}),
+    "mixtral": ("Mixtral", {**MOE, "num_local_experts": 5, "intermediate_size": 64}),
+    "qwen2-moe": ("Qwen2Moe", {**MOE, "num_experts": 6, "shared_expert_intermediate_size": 80}),
+    "qwen3-moe": ("Qwen3Moe", {**MOE, "num_experts": 6, "head_dim": 24, "decoder_sparse_step": 2,
+                               "norm_topk_prob": True}),
     "gpt2-unscaled": ("GPT2", {**GPT2, "scale_attn_weights": False}),
     "qwen3-llama3-angles": ("Qwen3", {**LLAMA, "head_dim": 24, "rope_parameters": LLAMA3}),
 }
@@ -137,7 +142,7 @@ def compare(gptrain, folder, name, kind, keys):
     section = json.loads((folder / f"{name}-imported" / "model.json").read_text(encoding="utf-8"))["model"]
     config = compare_torch.run_config({}, run={"out": f"{name}-run"})
     config["model"] = section
-    theirs, _ = compare_torch.Run(folder / name, torch.float32, False, 0.0).train(config)
+    theirs, _ = compare_torch.Run(folder / name, torch.float32, False, section).train(config)
     ours = losses_of_gptrain(gptrain, folder, name, config)
     first = abs(ours[0] - theirs[0])
     worst = max(abs(a - b) for a, b in zip(ours, theirs, strict=True))

@@ -77,6 +77,9 @@ CASES = {
     "qwen3-moe": {**LLAMA, "qk_norm": True, "norm_eps": 1e-6,
                   "moe": {"experts": 6, "top_k": 3, "ffn_hidden_size": 64, "first": 1, "renormalise": False,
                           "aux_loss": 0.02, "z_loss": 0}},
+    "qwen2-moe": {**LLAMA, "qkv_bias": True, "norm_eps": 1e-6,
+                  "moe": {"experts": 5, "top_k": 3, "ffn_hidden_size": 64, "shared": 1, "shared_ffn_hidden_size": 80,
+                          "shared_gate": "sigmoid", "renormalise": False, "aux_loss": 0.02, "z_loss": 0.01}},
 }
 
 
@@ -179,6 +182,7 @@ def route(self, hidden_states):
 
 
 transformers.models.mixtral.modeling_mixtral.MixtralTopKRouter.forward = route
+transformers.models.qwen2_moe.modeling_qwen2_moe.Qwen2MoeTopKRouter.forward = route
 transformers.models.qwen3_moe.modeling_qwen3_moe.Qwen3MoeTopKRouter.forward = route
 
 
@@ -214,7 +218,8 @@ def in_float64(model):
                 setattr(module, name, norm)
             elif kind.endswith("RotaryEmbedding"):
                 config = model.config
-                setattr(module, name, Rotary(config.rope_parameters, config.head_dim))
+                head_size = getattr(config, "head_dim", config.hidden_size // config.num_attention_heads)
+                setattr(module, name, Rotary(config.rope_parameters, head_size))
     return model
 
 
@@ -306,7 +311,8 @@ def transformers_place(name, model):
     prefix = f"transformer.h.{layer}." if gpt else f"model.layers.{layer}."
     sizes = {"attention.qkv": [("q", model["hidden_size"]), ("k", kv_size), ("v", kv_size)]}
     if not gpt:
-        sizes["ffn.in"] = [("gate", model["ffn_hidden_size"]), ("up", model["ffn_hidden_size"])]
+        widths = {"ffn": model["ffn_hidden_size"], "shared": model.get("moe", {}).get("shared_ffn_hidden_size", 0)}
+        sizes.update({f"{ffn}.in": [("gate", width), ("up", width)] for ffn, width in widths.items()})
     if linear == "router":
         return [(name, f"{prefix}mlp.gate.weight", everything, everything)]
     if linear.startswith("experts."):  # transformers keeps each kind of the experts' matrices as one tensor
@@ -317,7 +323,9 @@ def transformers_place(name, model):
              "ffn.in": "mlp.c_fc", "ffn.out": "mlp.c_proj"} if gpt else {
              "norm1": "input_layernorm", "norm2": "post_attention_layernorm", "attention.out": "self_attn.o_proj",
              "attention.q_norm": "self_attn.q_norm", "attention.k_norm": "self_attn.k_norm",
-             "ffn.out": "mlp.down_proj", "attention.qkv": "self_attn.{}_proj", "ffn.in": "mlp.{}_proj"}
+             "ffn.out": "mlp.down_proj", "attention.qkv": "self_attn.{}_proj", "ffn.in": "mlp.{}_proj",
+             "shared.in": "mlp.shared_expert.{}_proj", "shared.out": "mlp.shared_expert.down_proj",
+             "shared.gate": "mlp.shared_expert_gate"}
     if model.get("norm_after", False):
         whole.update({"norm1_after": "post_attention_layernorm", "norm2": "pre_feedforward_layernorm",
                       "norm2_after": "post_feedforward_layernorm"})
