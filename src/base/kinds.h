@@ -24,9 +24,9 @@ enum class LrCurve : uint8_t { constant, linear, cosine, wsd };  // after a line
 enum class RecomputeKind : uint8_t { none, selective, block, every_nth, optimal };
 // AdamW: arXiv 1711.05101; with 8-bit moments: 2110.02861. SGD with momentum. Lion: 2302.06675. LAMB: 1904.00962. LARS:
 // 1708.03888. Muon: 2502.16982. Adafactor: 1804.04235.
-enum class OptimizerKind : uint8_t { adamw, adamw_8bit, sgd, lion, lamb, lars, muon, adafactor };
-constexpr EnumArray<OptimizerKind, std::string_view, 8> optimizer_names = {"adamw", "adamw-8bit", "sgd",  "lion",
-                                                                           "lamb",  "lars",       "muon", "adafactor"};
+enum class OptimizerKind : uint8_t { adamw, adamw_8bit, sgd, lion, lamb, lars, muon, adafactor, onebit_adam };
+constexpr EnumArray<OptimizerKind, std::string_view, 9> optimizer_names = {
+    "adamw", "adamw-8bit", "sgd", "lion", "lamb", "lars", "muon", "adafactor", "onebit-adam"};
 // Type of Muon's orthogonalisation products: bf16 if the model computes in bf16, or always fp32.
 enum class NewtonSchulzProducts : uint8_t { as_compute, fp32 };
 // Scaling of the learning rate with the batch size: linear (arXiv 1706.02677) or by its square root (arXiv 1404.5997).
@@ -68,9 +68,11 @@ constexpr EnumArray<DropRule, std::string_view, 2> drop_rule_names = {"probabili
 // End of the run, or loss of rows, where a rank has no room for its experts' rows.
 enum class ExpertOverflowRule : uint8_t { stop, drop };
 constexpr EnumArray<ExpertOverflowRule, std::string_view, 2> expert_overflow_names = {"stop", "drop"};
-// How gradients are compressed on their way between data ranks.
-enum class GradientCodec : uint8_t { none, int8, powersgd };
-constexpr EnumArray<GradientCodec, std::string_view, 3> gradient_codec_names = {"none", "int8", "powersgd"};
+// How gradients are compressed on their way between data ranks. Signs are those of momenta (optimizer.type
+// onebit-adam).
+enum class GradientCodec : uint8_t { none, int8, int4, powersgd, signs };
+constexpr EnumArray<GradientCodec, std::string_view, 5> gradient_codec_names = {"none", "int8", "int4", "powersgd",
+                                                                                "signs"};
 enum class DeviceKind : uint8_t { automatic, cpu, cuda };
 
 // A gated activation reads two halves of its input: gate and up.

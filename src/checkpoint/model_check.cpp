@@ -52,7 +52,7 @@ struct WantedTensors {
       : spec(make_spec(config.model)),
         shards(shard_tensors(spec, {config.parallel.tensor, 0})),
         numbers(spec.numbers()) {
-    if (!config.comm.compression.error) return;
+    if (!config.compression().error) return;
     const int64_t ranks = world_size / ranks_of_model(config.parallel) * config.parallel.context;
     for (int64_t rank = 0; rank < ranks; ++rank) residual_kinds.insert(residual_kind(rank));
   }
@@ -70,11 +70,11 @@ std::optional<Expected> expected(std::string_view kind, size_t number, const Wan
   const TensorSpec& tensor = model.spec.tensors[number];
   const bool narrow = config.precision.pure && tensor.norm_use == NormUse::no_norm;
   if (kind == weight_kind) return Expected{narrow ? DType::bf16 : DType::f32, tensor.shape};
-  if (model.residual_kinds.contains(kind) && codes_gradients(config.comm.compression, tensor, config.parallel.tensor))
+  if (model.residual_kinds.contains(kind) && codes_gradients(config.compression(), tensor, config.parallel.tensor))
     return Expected{DType::f32, tensor.shape};
-  if (config.comm.compression.is_low_rank() && kind == factor_kind(config.comm.compression.rank) &&
-      codes_gradients(config.comm.compression, tensor, config.parallel.tensor))
-    return Expected{DType::f32, {config.comm.compression.rank, tensor.shape.back()}};
+  if (config.compression().is_low_rank() && kind == factor_kind(config.compression().rank) &&
+      codes_gradients(config.compression(), tensor, config.parallel.tensor))
+    return Expected{DType::f32, {config.compression().rank, tensor.shape.back()}};
   for (const StateColumn& column : state_columns(config)) {
     if (!has_values(column, tensor)) continue;
     const int64_t islands = column.name == outer_momentum_column ? 1 : config.parallel.local_steps.islands;

@@ -42,13 +42,17 @@ struct CommArguments {
   std::string config;
   std::vector<std::string> overrides;
   std::string dtype = "f32";
+  std::vector<std::string> algorithms;
+  std::string interface = "auto";
   double timeout_seconds = Timeout().seconds;
   BenchOptions options;
 };
 
 void print_row(const BenchRow& row) {
-  print_out("{:<16}{:>10}{:>14.2f}{:>14.2f}{:>14.2f}\n", row.operation, format_bytes(static_cast<double>(row.bytes)),
+  print_out("{:<16}{:>10}{:>14.2f}{:>14.2f}{:>14.2f}", row.operation, format_bytes(static_cast<double>(row.bytes)),
             row.seconds * 1e6, row.algorithm_bandwidth / 1e9, row.bus_bandwidth / 1e9);
+  if (row.formula_seconds > 0) print_out("{:>14.2f}", row.formula_seconds * 1e6);
+  print_out("\n");
   std::fflush(stdout);
 }
 
@@ -56,7 +60,8 @@ void print_row(const BenchRow& row) {
 void bench_group(const BenchGroup& group, const CommArguments& arguments, bool shows, const std::string& title) {
   if (shows) {
     print_out("{}, {}; results are checked bit by bit\n", title, arguments.dtype);
-    print_out("{:<16}{:>10}{:>14}{:>14}{:>14}\n", "operation", "size", "time us", "alg GB/s", "bus GB/s");
+    print_out("{:<16}{:>10}{:>14}{:>14}{:>14}{}\n", "operation", "size", "time us", "alg GB/s", "bus GB/s",
+              arguments.options.algorithms.empty() ? "" : "    formula us");
   }
   bench_collectives(group, arguments.options, [&](const BenchRow& row) {
     if (shows) print_row(row);
@@ -139,7 +144,25 @@ void bench_links(World& world, const CommArguments& arguments, LinkWay way) {
                 : fmt::format("{} processes ({})", world.size(), way == LinkWay::mpi ? "MPI" : "TCP"));
 }
 
+std::vector<std::string> algorithm_words() {
+  std::vector<std::string> words(sum_algorithm_names.begin(), sum_algorithm_names.end());
+  words.emplace_back("all");
+  return words;
+}
+
+std::vector<SumAlgorithm> algorithms_of(const std::vector<std::string>& words) {
+  std::vector<SumAlgorithm> algorithms;
+  for (size_t i = 0; i < num_sum_algorithms; ++i) {
+    const auto is_meant = [&](const std::string& word) { return word == "all" || word == sum_algorithm_names[i]; };
+    if (std::any_of(words.begin(), words.end(), is_meant)) algorithms.push_back(static_cast<SumAlgorithm>(i));
+  }
+  return algorithms;
+}
+
 void bench_comm(CommArguments& arguments) {
+  if (!arguments.algorithms.empty() && arguments.dtype != "f32")
+    throw Error(ExitCode::usage, "--algorithm sums f32: leave --dtype out");
+  arguments.options.algorithms = algorithms_of(arguments.algorithms);
   arguments.options.dtype = arguments.dtype == "bf16" ? DType::bf16 : DType::f32;
   const Launch launch = find_launch();
   load_kernels_at_start(launch.size > 1 ? launch.size : arguments.ranks > 0 ? arguments.ranks : 2);
@@ -149,6 +172,7 @@ void bench_comm(CommArguments& arguments) {
                   arguments.ranks, describe(launch));
     WorldOptions options;
     options.timeout = {arguments.timeout_seconds, "--timeout"};
+    options.interface = arguments.interface;
     const auto world = make_process_world(launch, options);
     if (!arguments.into.empty()) return bench_links(*world, arguments, uses_mpi(launch) ? LinkWay::mpi : LinkWay::tcp);
     bench_world(*world, arguments, uses_mpi(launch) ? "processes, MPI" : "processes, TCP");
@@ -222,6 +246,18 @@ void add_bench_command(CLI::App& app) {
       ->needs(config);
   comm->add_option("--dtype", arguments->dtype, "type of the elements: f32 or bf16")
       ->check(CLI::IsMember({"f32", "bf16"}));
+  comm->add_option("--algorithm", arguments->algorithms,
+                   "measure ways to sum instead, made of messages between two ranks: everyone, manager, ring, "
+                   "halving-doubling, several with commas, or all")
+      ->delimiter(',')
+      ->allow_extra_args(false)
+      ->check(CLI::IsMember(algorithm_words()))
+      ->type_name("NAME")
+      ->excludes(config);
+  comm->add_option("--interface", arguments->interface,
+                   "network interface or address at which a process listens (default: auto, as comm.interface)")
+      ->check(some_text())
+      ->type_name("NAME");
   comm->add_option("--max-bytes", arguments->options.max_bytes,
                    "largest size in bytes; the smallest is 1 KiB (default: 268435456)")
       ->check(whole_number_from(1))
@@ -232,7 +268,8 @@ void add_bench_command(CLI::App& app) {
   comm->add_option("--timeout", arguments->timeout_seconds, "seconds to wait for other ranks (default: 60)")
       ->check(positive_number())
       ->type_name("S");
-  set_examples(comm, {"gptrain bench comm --ranks 2 --max-bytes 4096 --seconds 0.01"});
+  set_examples(comm, {"gptrain bench comm --ranks 2 --max-bytes 4096 --seconds 0.01",
+                      "gptrain bench comm --ranks 4 --algorithm all --max-bytes 65536 --seconds 0.01"});
   comm->callback([arguments] { bench_comm(*arguments); });
   add_bench_storage_command(*bench);
   set_examples(bench, {"gptrain bench device --out machine.json"});

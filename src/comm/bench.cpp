@@ -5,7 +5,9 @@
 #include <cmath>
 #include <cstring>
 #include <memory>
+#include <string_view>
 
+#include "base/enum_array.h"
 #include "base/error.h"
 
 namespace gptrain::inline comm {
@@ -86,6 +88,21 @@ const Subject subjects[] = {
      [](int rank, int size, int64_t, int64_t i) { return value((rank + size - 1) % size, i); }, false, false},
 };
 
+template <SumAlgorithm algorithm>
+constexpr Subject sum_subject = {sum_algorithm_names[algorithm].data(),
+                                 false,
+                                 [](double n) { return 2 * (n - 1) / n; },
+                                 [](Communicator& group, void* in, void* out, int64_t count, DType) {
+                                   sum_by(algorithm, group, static_cast<float*>(in), count, static_cast<float*>(out));
+                                 },
+                                 [](int, int size, int64_t, int64_t i) { return sum_of(size, i); },
+                                 true,
+                                 false};
+
+const EnumArray<SumAlgorithm, Subject, num_sum_algorithms> sum_subjects = {
+    sum_subject<SumAlgorithm::everyone>, sum_subject<SumAlgorithm::manager>, sum_subject<SumAlgorithm::ring>,
+    sum_subject<SumAlgorithm::halving_doubling>};
+
 double seconds_of(Communicator& group, int64_t calls, const std::function<void()>& call) {
   const auto start = std::chrono::steady_clock::now();
   for (int64_t i = 0; i < calls; ++i) call();
@@ -139,8 +156,40 @@ BenchRow bench_one(const BenchGroup& group, const Subject& subject, int64_t byte
   double seconds = seconds_of(group.device, calls, call) / static_cast<double>(calls);
   group.host.all_reduce(&seconds, 1, DType::f64, ReduceOp::max);
   const double all_bytes = static_cast<double>(count * pieces * width);
-  return {subject.name, count * pieces * width, seconds, all_bytes / seconds,
-          all_bytes / seconds * subject.bus_factor(size)};
+  return {subject.name,
+          count * pieces * width,
+          seconds,
+          all_bytes / seconds,
+          all_bytes / seconds * subject.bus_factor(size),
+          0};
+}
+
+std::vector<int64_t> sizes(const BenchOptions& options) {
+  std::vector<int64_t> sizes;
+  for (int64_t size = std::min(smallest_bytes, options.max_bytes); size <= options.max_bytes; size *= growth)
+    sizes.push_back(size);
+  return sizes;
+}
+
+// Measures sends, then the sums by messages of all sizes.
+void bench_sums(const BenchGroup& group, const BenchOptions& options, const Buffers& buffers,
+                const std::function<void(const BenchRow&)>& on_row) {
+  const Subject& send = *std::find_if(std::begin(subjects), std::end(subjects),
+                                      [](const Subject& subject) { return std::string_view(subject.name) == "send"; });
+  std::vector<BenchRow> sends;
+  for (const int64_t size : sizes(options)) {
+    sends.push_back(bench_one(group, send, size, buffers, options));
+    on_row(sends.back());
+  }
+  const double latency = sends.front().seconds;
+  for (const SumAlgorithm algorithm : options.algorithms) {
+    for (const int64_t size : sizes(options)) {
+      BenchRow row = bench_one(group, sum_subjects[algorithm], size, buffers, options);
+      const SumCost cost = sum_cost(algorithm, group.host.size(), static_cast<double>(row.bytes));
+      row.formula_seconds = cost.messages * latency + cost.bytes / sends.back().algorithm_bandwidth;
+      on_row(row);
+    }
+  }
 }
 
 }  // namespace
@@ -149,12 +198,13 @@ void bench_collectives(const BenchGroup& group, const BenchOptions& options,
                        const std::function<void(const BenchRow&)>& on_row) {
   // The smallest piece is one element.
   const int64_t bytes = std::max(options.max_bytes, group.host.size() * dtype_bytes(options.dtype));
-  const auto in = group.backend.allocate(bytes), out = group.backend.allocate(bytes);
+  const auto in = group.backend.allocate(bytes);
+  const auto out = group.backend.allocate(bytes * (options.algorithms.empty() ? 1 : group.host.size()));
   const auto host = std::make_unique_for_overwrite<std::byte[]>(static_cast<size_t>(bytes));
   const Buffers buffers{in->data(), out->data(), host.get()};
+  if (!options.algorithms.empty()) return bench_sums(group, options, buffers, on_row);
   for (const Subject& subject : subjects)
-    for (int64_t size = std::min(smallest_bytes, options.max_bytes); size <= options.max_bytes; size *= growth)
-      on_row(bench_one(group, subject, size, buffers, options));
+    for (const int64_t size : sizes(options)) on_row(bench_one(group, subject, size, buffers, options));
 }
 
 }  // namespace gptrain::comm

@@ -4,8 +4,10 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "comm/communicator.h"
+#include "comm/sum_algorithms.h"
 #include "ops/backend.h"
 
 namespace gptrain::inline comm {
@@ -14,6 +16,8 @@ struct BenchOptions {
   int64_t max_bytes = 256 << 20;  // largest buffer; sizes are 1 KiB, 4 KiB, ... up to it
   DType dtype = DType::f32;       // f32 or bf16
   double seconds = 0.2;           // minimum measuring time per row
+  // Ways to sum that are measured in place of all operations, after sends; empty: none. REQUIRES: f32, host memory.
+  std::vector<SumAlgorithm> algorithms = {};
 };
 
 // A row with the definitions of nccl-tests (doc/PERFORMANCE.md). With n ranks, `bytes` is S: the whole buffer of all
@@ -26,6 +30,8 @@ struct BenchRow {
   double seconds = 0;  // per call, on the slowest rank
   double algorithm_bandwidth = 0;
   double bus_bandwidth = 0;  // bytes/s
+  // Time of a SumAlgorithm by sum_cost with the latency of the smallest send and the rate of the largest; else 0.
+  double formula_seconds = 0;
 };
 
 // A group on a backend's device memory, and the host group of the same ranks, over which they agree. Both are the same

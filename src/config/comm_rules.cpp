@@ -1,4 +1,6 @@
+#include <algorithm>
 #include <fmt/format.h>
+#include <string>
 
 #include "config/rules.h"
 
@@ -52,8 +54,65 @@ class CommRules : Rules {
   }
 };
 
+// Rules of optimizer.type = onebit-adam, whose ranks sum momenta.
+class OnebitRules : Rules {
+ public:
+  explicit OnebitRules(const RuleContext& context) : Rules(context) {}
+
+  void run() {
+    if (!sound({"optimizer.type"}) || config_.optimizer.type != OptimizerKind::onebit_adam) return;
+    check_optimizer();
+    check_ranks();
+    check_precision();
+    refuse("comm.compression", config_.comm.compression.is_on(), "must be {}: momenta are sent as signs already,",
+           "{}");
+    refuse("parallel.elastic", config_.parallel.elastic, "must be false: each rank keeps errors of its own,", "false");
+    refuse("model.moe", config_.model.moe.is_on(), "must be {}: experts see tokens by chance,", "{}");
+    refuse("memory.offload_optimizer", config_.memory.keeps_state_away(),
+           "must be \"none\": every backward pass reads the momenta,", "\"none\"");
+    refuse("run.device", config_.run.device == DeviceKind::cuda,
+           "cannot be cuda: its sums were not tested on the CUDA backend yet,", "\"cpu\"");
+  }
+
+ private:
+  void refuse(const char* path, bool fails, const std::string& rule, const std::string& nearest) {
+    if (sound({path}) && fails) fault(path, rule + " with optimizer.type = \"onebit-adam\"", nearest);
+  }
+
+  void check_optimizer() {
+    const OptimizerConfig& optimizer = config_.optimizer;
+    refuse("optimizer.clip_norm", optimizer.clip_norm > 0,
+           "must be 0: after freeze_step no rank knows the norm of the gradients' sum,", "0");
+    refuse("optimizer.ema", optimizer.ema > 0, "must be 0", "0");
+    if (sound({"optimizer.freeze_step", "run.steps"}) && optimizer.freeze_step >= config_.run.steps)
+      fault("optimizer.freeze_step",
+            fmt::format("freezes nothing, as it is not less than run.steps = {}", config_.run.steps),
+            fmt::format("{}", std::max<int64_t>(1, config_.run.steps / 5)));
+  }
+
+  void check_ranks() {
+    const ParallelConfig& parallel = config_.parallel;
+    refuse("parallel.zero", parallel.zero > 0, "must be 0: each rank adds its gradients to the whole momenta,", "0");
+    refuse("parallel.pipeline", parallel.pipeline > 1 && config_.model.tied_head,
+           "must be 1 with model.tied_head, whose two stages would add their momenta,", "1");
+    if (sound({"parallel.tensor", "parallel.pipeline", "parallel.context"}) && data_ranks() == 1)
+      fault("optimizer.type", "needs at least two data ranks: one has nothing to send", "\"adamw\"");
+  }
+
+  void check_precision() {
+    const PrecisionConfig& precision = config_.precision;
+    refuse("precision.compute", precision.scales_loss() || precision.pure,
+           "must be fp32 or bf16: errors would be those of another loss scale, or of rounded weights,", "\"bf16\"");
+    refuse("precision.reduce", precision.reduce != DType::f32, "must be \"fp32\"", "\"fp32\"");
+    refuse("precision.gradients", precision.gradients != DType::f32, "must be \"fp32\"", "\"fp32\"");
+  }
+};
+
 }  // namespace
 
-void check_comm(const RuleContext& context) { CommRules(context).run(); }
+void check_comm(const RuleContext& context) {
+  CommRules(context).run();
+  OnebitRules(context).run();
+}
 
 }  // namespace gptrain::config

@@ -13,7 +13,7 @@ Builder betas_field() {
   builder.path = "optimizer.betas";
   builder.description =
       "decay rates of the first and the second moment; lion: share of the moment in a step, and decay rate of the "
-      "moment; default: [0.9, 0.95], lion's [0.9, 0.99], lamb's [0.9, 0.999]";
+      "moment; default: [0.9, 0.95], lion's [0.9, 0.99], lamb's and onebit-adam's [0.9, 0.999]";
   builder.rule = NumberPairRule{{.min = 0, .max = 1, .max_excluded = true}};
   builder.get = [](const RunConfig& config) -> Json {
     return Json::array({config.optimizer.beta1, config.optimizer.beta2});
@@ -49,7 +49,8 @@ void add_optimizer_fields(std::vector<Field>& table) {
               "optimizer.type", section, &O::type, named_words<OptimizerKind>(optimizer_names), {},
               "AdamW keeps two moments in fp32, adamw-8bit those of matrices in 8 bits; SGD and Lion keep one; LAMB "
               "and LARS scale the steps of AdamW and SGD by norms of each matrix; Muon orthogonalises the momentum of "
-              "each matrix of the blocks; Adafactor keeps second moments only for the rows and columns of a matrix"),
+              "each matrix of the blocks; Adafactor keeps second moments only for the rows and columns of a matrix; "
+              "onebit-adam is AdamW that freezes its second moments and then sends signs of the first ones"),
           field("optimizer.lr", section, &O::lr, NumberRule{.min = 0, .max = 10, .min_excluded = true},
                 "peak learning rate")
               .required("0.0003")
@@ -67,14 +68,15 @@ void add_optimizer_fields(std::vector<Field>& table) {
               .changeable(),
           betas_field()
               .derived("[0.9,0.95]")
-              .only_with(of_type<adamw, adamw_8bit, lion, lamb, muon>("adamw, adamw-8bit, lion, lamb or muon"))
+              .only_with(of_type<adamw, adamw_8bit, lion, lamb, muon, onebit_adam>(
+                  "adamw, adamw-8bit, lion, lamb, muon or onebit-adam"))
               .changeable(),
           field("optimizer.eps", section, &O::eps, NumberRule{.min = least_normal, .max = 1},
                 "added to the root of the second moment, by adafactor to the square of each gradient; default: 1e-8, "
                 "lamb's 1e-6, adafactor's 1e-30")
               .derived("1e-08")
-              .only_with(
-                  of_type<adamw, adamw_8bit, lamb, muon, adafactor>("adamw, adamw-8bit, lamb, muon or adafactor"))
+              .only_with(of_type<adamw, adamw_8bit, lamb, muon, adafactor, onebit_adam>(
+                  "adamw, adamw-8bit, lamb, muon, adafactor or onebit-adam"))
               .changeable(),
           field("optimizer.momentum", section, &O::momentum, NumberRule{.min = 0, .max = 1, .max_excluded = true},
                 "share of the moment that each step keeps; default: 0.9, muon's 0.95")
@@ -129,6 +131,11 @@ void add_optimizer_fields(std::vector<Field>& table) {
                                [](const OptimizerConfig& optimizer) {
                                  return optimizer.type == adafactor && optimizer.scale_parameter;
                                })}),
+          field("optimizer.freeze_step", section, &O::freeze_step, IntegerRule{1, max_steps, {}},
+                "steps at the run's start that are those of AdamW; after them the second moments stay as they are; 15 "
+                "to 25% of all steps are usual")
+              .required("1000")
+              .only_with(of_type<onebit_adam>("onebit-adam")),
           field("optimizer.weight_decay", section, &O::weight_decay, NumberRule{.min = 0, .max = 10},
                 "weight decay, multiplied by the learning rate and decoupled from the gradient (lars: added to it); "
                 "norms and biases do not decay")

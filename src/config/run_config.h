@@ -279,8 +279,9 @@ struct OptimizerConfig {
   double eps2 = 1e-3;
   double qk_clip = 0;  // muon: bound of attention scores; 0: none
   double weight_decay = 0.1;
-  double clip_norm = 1.0;  // 0: no clipping
-  double ema = 0;          // decay of the weights' moving average; 0: no average
+  double clip_norm = 1.0;   // 0: no clipping
+  double ema = 0;           // decay of the weights' moving average; 0: no average
+  int64_t freeze_step = 1;  // onebit-adam: steps at the run's start that are those of AdamW
 };
 
 // The section `schedule`: the learning rate over the steps.
@@ -365,6 +366,8 @@ struct CompressionConfig {
   int64_t min_elements = 65'536;  // matrices with fewer elements are summed as they are
 
   bool is_on() const { return kind != GradientCodec::none; }
+  // Bits of an element's code.
+  int bits() const { return kind == GradientCodec::signs ? 1 : kind == GradientCodec::int4 ? 4 : 8; }
   // Whether a matrix is sent as two factors of low rank.
   bool is_low_rank() const { return kind == GradientCodec::powersgd; }
 };
@@ -426,6 +429,12 @@ struct StepConfig {
   PrecisionConfig precision;
   OptimizerConfig optimizer;
   CommConfig comm;
+
+  // Returns the compression of the sums over data ranks: that of comm.compression, or the signs of onebit-adam.
+  CompressionConfig compression() const {
+    if (optimizer.type != OptimizerKind::onebit_adam) return comm.compression;
+    return {.kind = GradientCodec::signs, .start_step = optimizer.freeze_step, .min_elements = 1};
+  }
 };
 
 struct RunConfig : StepConfig {

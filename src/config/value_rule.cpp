@@ -316,8 +316,9 @@ const std::vector<ObjectKey>& projection_keys() {
 const std::vector<ObjectKey>& compression_keys() {
   static const std::vector<ObjectKey> keys = {
       {"kind",
-       "int8: codes of 8 bits, with a scale for every 128 elements; powersgd: two factors of low rank for each matrix",
-       WordRule{{gradient_codec_names.begin() + 1, gradient_codec_names.end()}, {}}, true, R"("int8")"},
+       "int8, int4: codes of 8 or 4 bits, with a scale for every 128 elements; powersgd: two factors of low rank for "
+       "each matrix",
+       WordRule{{gradient_codec_names.begin() + 1, gradient_codec_names.end() - 1}, {}}, true, R"("int8")"},
       {"rank", "of powersgd only: columns of each factor", IntegerRule{1, 32, {}}, false, "2"},
       {"error",
        "each rank adds the error that it has made to its next gradients; takes 8 bytes for each element and saves 4 "

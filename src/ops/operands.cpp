@@ -373,8 +373,10 @@ namespace {
 
 template <typename Op>
 void visit_block_codes(const Op& op, Access of_x, Access of_codes, OperandVisitor& visit) {
+  visit.require(is_block_code_width(op.bits), "codes have neither 8 nor 4 nor 1 bits");
   visit.operand("x", op.x, of_x, real());
-  visit.operand("codes", op.codes, of_codes, exactly(DType::u8, op.x.rows, op.x.cols));
+  visit.require(op.bits == 8 || op.x.dtype == DType::f32, "x with codes of few bits is not f32");
+  visit.operand("codes", op.codes, of_codes, exactly(DType::u8, op.x.rows, code_bytes_of(op.x.cols, op.bits)));
   visit.operand("scales", op.scales, of_codes, exactly(DType::f32, op.x.rows, code_blocks(op.x.cols)));
 }
 

@@ -9,6 +9,7 @@
 #include "ops/adamw_8bit.h"
 #include "ops/averaged.h"
 #include "ops/factored.h"
+#include "ops/frozen_adam.h"
 #include "ops/lamb.h"
 #include "ops/lars.h"
 #include "ops/lion.h"
@@ -33,7 +34,7 @@ using LarsNorms = TensorNorms<Lars>;
 
 // clang-format off
 #define GPTRAIN_FOR_EACH_UPDATE(X) \
-  X(Adafactor) X(AdafactorEma) X(AdafactorVectors) X(AdamW) X(AdamWEma) X(Lamb) X(LambEma) X(Lars) X(LarsEma) \
-  X(Lion) X(LionEma) X(Muon) X(MuonEma) X(MuonMomentum) X(Sgd) X(SgdEma)
+  X(Adafactor) X(AdafactorEma) X(AdafactorVectors) X(AdamW) X(AdamWEma) X(FrozenAdam) X(Lamb) X(LambEma) X(Lars) \
+  X(LarsEma) X(Lion) X(LionEma) X(Muon) X(MuonEma) X(MuonMomentum) X(Sgd) X(SgdEma)
 // clang-format on
 #define GPTRAIN_FOR_EACH_NORMS(X) X(AdafactorNorms) X(LambNorms) X(LarsNorms)

@@ -10,6 +10,7 @@
 #include "model/record.h"
 #include "ops/backend.h"
 #include "parallel/away_state.h"
+#include "parallel/gradient_messages.h"
 #include "parallel/groups.h"
 #include "parallel/parameters.h"
 #include "parallel/state_columns.h"
@@ -37,6 +38,9 @@ class Optimizer {
   // PrepareUpdate and before the step's updates. May be collective over the stage's ranks. Reads state that is on
   // disk itself.
   virtual Matrix measure() { return {}; }
+  // Sets the units whose next updates read first moments in place of gradients: those that `messages` codes; null:
+  // none. Borrows it.
+  virtual void read_momenta(const GradientMessages* /*messages*/) {}
   // Updates this rank's part of the unit (ParameterStore::update_range). Gradients are multiplied by
   // StepState::gradient_scale, which clips them and divides out the loss scale. REQUIRES: the unit's gradients are
   // summed over all ranks; measure() was called in this step, and its sums were added up. Not collective: units may be

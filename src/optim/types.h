@@ -2,6 +2,7 @@
 #pragma once
 
 #include "optim/optimizer.h"
+#include "parallel/compressed_reducer.h"
 
 namespace gptrain::inline optim {
 
@@ -12,7 +13,11 @@ OptimizerType lamb_type();
 OptimizerType lars_type();
 OptimizerType lion_type();
 OptimizerType muon_type();
+OptimizerType onebit_adam_type();
 OptimizerType sgd_type();
+
+// RETURNS how the ranks of onebit-adam sum momenta.
+MomentumSums momentum_sums(const OptimizerConfig& config);
 
 const OptimizerType& optimizer_type(OptimizerKind kind);
 

@@ -44,6 +44,7 @@ class CompressedReducer final : public GradientReducer {
     if (!messages(unit).is_coded()) return plain_sum(context_, unit, of.whole, DType::f32);
     const Parts& parts = parts_[unit];
     if (phase == 0) {
+      if (compression_.momenta) take_momentum(unit, of);
       encode_all(unit, of);
       return exchange(unit, of, parts.pieces, parts.own_from_all);
     }
@@ -69,6 +70,13 @@ class CompressedReducer final : public GradientReducer {
     context_.backend.run(KeepResidual{.state = compression_.state,
                                       .errors = floats(compression_.errors, of.first_residual, of.num_residuals),
                                       .residual = floats(compression_.residuals, of.first_residual, of.num_residuals)});
+    if (!compression_.momenta) return;
+    for (const MessageRun& run : own_piece(unit).runs) {
+      if (!run.is_coded()) continue;
+      context_.backend.run(KeepResidual{.state = compression_.state,
+                                        .errors = new_server_errors(unit, run),
+                                        .residual = server_errors(unit, run, rank_in_group(unit))});
+    }
   }
 
  private:
@@ -78,6 +86,7 @@ class CompressedReducer final : public GradientReducer {
   };
 
   const UnitMessages& messages(int64_t unit) const { return compression_.messages.units[unit]; }
+  int bits() const { return compression_.messages.bits; }
   int64_t rank_in_group(int64_t unit) const { return context_.parameters.replica_rank(unit).rank; }
   const PieceMessage& own_piece(int64_t unit) const { return messages(unit).pieces[rank_in_group(unit)]; }
   std::byte* sent(int64_t unit, const UnitGradients& of, int64_t piece) const {
@@ -108,21 +117,39 @@ class CompressedReducer final : public GradientReducer {
       return context_.backend.run(Cast{.from = values, .to = floats(message + run.values, 0, run.count)});
     for_each_rows(run.count, [&](int64_t first, int64_t rows, int64_t cols) {
       context_.backend.run(EncodeBlocks{.x = Matrix(values.as<float>() + first, DType::f32, rows, cols),
-                                        .codes = Matrix(message + run.values + first, DType::u8, rows, cols),
-                                        .scales = scales(run, message, first, rows, cols)});
+                                        .codes = codes(run, message, first, rows, cols),
+                                        .scales = scales(run, message, first, rows, cols),
+                                        .bits = bits()});
     });
   }
   void decode(const MessageRun& run, std::byte* message, const Matrix& values) const {
     if (!run.is_coded())
       return context_.backend.run(Cast{.from = floats(message + run.values, 0, run.count), .to = values});
     for_each_rows(run.count, [&](int64_t first, int64_t rows, int64_t cols) {
-      context_.backend.run(DecodeBlocks{.codes = Matrix(message + run.values + first, DType::u8, rows, cols),
+      context_.backend.run(DecodeBlocks{.codes = codes(run, message, first, rows, cols),
                                         .scales = scales(run, message, first, rows, cols),
-                                        .x = Matrix(values.as<float>() + first, DType::f32, rows, cols)});
+                                        .x = Matrix(values.as<float>() + first, DType::f32, rows, cols),
+                                        .bits = bits()});
     });
+  }
+  Matrix codes(const MessageRun& run, std::byte* message, int64_t first, int64_t rows, int64_t cols) const {
+    return {message + run.values + code_bytes_of(first, bits()), DType::u8, rows, code_bytes_of(cols, bits())};
   }
   static Matrix scales(const MessageRun& run, std::byte* message, int64_t first, int64_t rows, int64_t cols) {
     return {message + run.scales + first / code_block * f32_bytes, DType::f32, rows, code_blocks(cols)};
+  }
+
+  // Turns the rank's gradients into its share of the next momentum.
+  void take_momentum(int64_t unit, const UnitGradients& of) const {
+    const ParameterStore& parameters = context_.parameters;
+    const Matrix gradients = floats(of.whole, 0, parameters.layout().units[unit].elements);
+    const double beta1 = compression_.momenta->beta1;
+    context_.backend.run(
+        WeightedSum{.a = gradients,
+                    .a_factor = 1 - beta1,
+                    .b = floats(parameters.column(compression_.momenta->moment, unit), 0, gradients.cols),
+                    .b_factor = beta1 / static_cast<double>(parameters.replica_rank(unit).size),
+                    .to = gradients});
   }
 
   // errors = values - errors, where `errors` holds the decoded values.
@@ -153,13 +180,23 @@ class CompressedReducer final : public GradientReducer {
     if (keeps) has_errors_[unit] = true;
   }
 
-  // Returns the offset of a run in the piece after this rank's: memory of the unit's buffer that is free once its
-  // gradients are coded.
-  Matrix spare(int64_t unit, const UnitGradients& of, const MessageRun& run) const {
+  // Returns the place of a run of this rank's piece in another rank's.
+  Matrix in_piece(std::byte* unit_elements, int64_t unit, const MessageRun& run, int64_t rank) const {
     const ParameterStore& parameters = context_.parameters;
-    const int64_t other = (rank_in_group(unit) + 1) % std::ssize(messages(unit).pieces);
-    const int64_t in_piece = run.first - parameters.piece(unit).first;
-    return floats(of.whole, parameters.piece(unit, other).first + in_piece, run.count);
+    return floats(unit_elements, parameters.piece(unit, rank).first + run.first - parameters.piece(unit).first,
+                  run.count);
+  }
+  int64_t next_rank(int64_t unit) const { return (rank_in_group(unit) + 1) % std::ssize(messages(unit).pieces); }
+  // Returns memory of the unit's buffer that is free once its gradients are coded.
+  Matrix spare(int64_t unit, const UnitGradients& of, const MessageRun& run) const {
+    return in_piece(of.whole, unit, run, next_rank(unit));
+  }
+  Matrix server_errors(int64_t unit, const MessageRun& run, int64_t rank) const {
+    return in_piece(context_.parameters.column(compression_.momenta->server_errors, unit), unit, run, rank);
+  }
+  // Returns memory for the errors that this step leaves.
+  Matrix new_server_errors(int64_t unit, const MessageRun& run) const {
+    return server_errors(unit, run, next_rank(unit));
   }
 
   // Adds up the messages for this rank's piece in rank order.
@@ -176,16 +213,19 @@ class CompressedReducer final : public GradientReducer {
     }
   }
 
-  // Writes the message with the sum of this rank's piece, and adds its errors to those of the step.
+  // Writes the message with the sum of this rank's piece. Adds its errors to those of the step, or keeps them apart.
   void encode_sum(int64_t unit, const UnitGradients& of) const {
     std::byte* const message = sent(unit, of, rank_in_group(unit));
     for (const MessageRun& run : own_piece(unit).runs) {
       const Matrix sum = floats(of.whole, run.first, run.count);
+      const bool apart = compression_.momenta && run.is_coded();
+      if (apart) context_.backend.run(Add{.from = server_errors(unit, run, rank_in_group(unit)), .to = sum});
       encode(run, sum, message);
       if (compression_.errors == nullptr || !run.is_coded()) continue;
-      const Matrix errors = spare(unit, of, run);
+      const Matrix errors = apart ? new_server_errors(unit, run) : spare(unit, of, run);
       decode(run, message, errors);
       subtract_from(sum, errors);
+      if (apart) continue;
       context_.backend.run(Add{.from = errors, .to = floats(compression_.errors, run.residual, run.count)});
     }
   }

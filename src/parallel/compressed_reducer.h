@@ -4,11 +4,19 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "parallel/gradient_messages.h"
 #include "parallel/gradient_reducer.h"
 
 namespace gptrain::inline parallel {
+
+// Sums of momenta in place of gradients, and the columns of the optimizer's state that they read and write.
+struct MomentumSums {
+  double beta1;
+  size_t moment;         // first moments, the same on all ranks
+  size_t server_errors;  // errors of this rank's codes of sums, in its piece; other pieces are scratch
+};
 
 // The messages of a rank's sums, and the memory of their errors, all borrowed.
 struct GradientCompression {
@@ -16,16 +24,21 @@ struct GradientCompression {
   std::byte* residuals;  // errors of the steps so far, GradientMessages::residual_bytes; null: errors are not kept
   std::byte* errors;     // errors that this step leaves, as many; null in the same case
   const StepState* state;
-  int64_t rank = 0;   // vectors of a factor; 0: there are no factors
-  uint64_t seed = 0;  // seed of the factors with which a run begins
+  int64_t rank = 0;                          // vectors of a factor; 0: there are no factors
+  uint64_t seed = 0;                         // seed of the factors with which a run begins
+  std::optional<MomentumSums> momenta = {};  // empty: gradients are summed
 };
 
-// Sums of large matrices' gradients in 8 bits (ops/block_codes.h), of all others in f32. Every rank adds the errors of
-// earlier steps to its gradients, codes them, and sends each other rank the codes of that rank's piece. The receiver
-// decodes them and adds them up in rank order, in f32. With ZeRO 0 it codes its sum again, and all ranks decode the
-// sums of all. So a step leaves the sum of all ranks' gradients, less the errors that the ranks keep:
+// Sums of large matrices' gradients in 8, 4 or 1 bits (ops/block_codes.h), of all others in f32. Every rank adds the
+// errors of earlier steps to its gradients, codes them, and sends each other rank the codes of that rank's piece. The
+// receiver decodes them and adds them up in rank order, in f32. With ZeRO 0 it codes its sum again, and all ranks
+// decode the sums of all. So a step leaves the sum of all ranks' gradients, less the errors that the ranks keep:
 //   sum over steps of the decoded sums = sum over steps of all gradients - sum over ranks of the errors now.
 // A skipped step leaves the errors as they were.
+//
+// With momenta (1-bit Adam, arXiv 2102.02888) the ranks sum their shares of the next first moment m of units with coded
+// elements: beta1 m / ranks + (1 - beta1) gradients. The error of a coded sum stays with the rank that coded it, and is
+// added to its next sum of the same elements. REQUIRES: ZeRO 0 and kept errors with momenta.
 std::unique_ptr<GradientReducer> make_compressed_reducer(const ReductionContext& context,
                                                          const GradientCompression& compression);
 

@@ -35,7 +35,7 @@ PieceMessage runs_of(const std::vector<CodedTensor>& coded, int64_t first, int64
 }
 
 // Lays out a message: first all that is f32, then the codes.
-void assign_offsets(PieceMessage& message) {
+void assign_offsets(PieceMessage& message, int bits) {
   for (MessageRun& run : message.runs) {
     (run.is_coded() ? run.scales : run.values) = message.bytes;
     message.bytes += (run.is_coded() ? code_blocks(run.count) : run.count) * dtype_bytes(DType::f32);
@@ -43,7 +43,7 @@ void assign_offsets(PieceMessage& message) {
   for (MessageRun& run : message.runs) {
     if (!run.is_coded()) continue;
     run.values = message.bytes;
-    message.bytes += run.count;
+    message.bytes += code_bytes_of(run.count, bits);
   }
 }
 
@@ -54,11 +54,11 @@ bool all_owned(const TensorShard& shard) {
 
 int64_t whole_units(int64_t elements) { return (elements + unit_multiple - 1) / unit_multiple * unit_multiple; }
 
-void take_messages(UnitMessages& of_unit, const std::vector<CodedTensor>& coded, const UnitRange& range) {
+void take_messages(UnitMessages& of_unit, const std::vector<CodedTensor>& coded, const UnitRange& range, int bits) {
   for (int64_t piece = 0; piece < range.pieces; ++piece) {
     PieceMessage& message = of_unit.pieces.emplace_back(
         runs_of(coded, piece * range.piece_elements(), (piece + 1) * range.piece_elements()));
-    assign_offsets(message);
+    assign_offsets(message, bits);
     of_unit.stride = std::max(of_unit.stride, align_up(message.bytes));
   }
 }
@@ -102,6 +102,7 @@ int64_t UnitMessages::buffer_bytes() const {
 
 bool codes_gradients(const CompressionConfig& compression, const TensorSpec& tensor, int64_t tensor_ranks) {
   if (!compression.is_on() || !tensor.is_matrix() || tensor.count() < compression.min_elements) return false;
+  if (compression.kind == GradientCodec::signs && !tensor.of_block_matrix) return false;
   if (compression.is_low_rank()) {
     const int64_t cols = tensor.shape.back(), rows = tensor.count() / cols;
     if (2 * (rows + cols) * compression.rank >= tensor.count()) return false;
@@ -112,7 +113,7 @@ bool codes_gradients(const CompressionConfig& compression, const TensorSpec& ten
 GradientMessages make_gradient_messages(const CompressionConfig& compression, const ModelSpec& spec,
                                         const std::vector<TensorShard>& shards, const ParameterLayout& layout,
                                         int64_t tensor_ranks) {
-  GradientMessages messages;
+  GradientMessages messages{.bits = compression.bits()};
   messages.units.resize(layout.units.size());
   for (size_t unit = 0; unit < layout.units.size(); ++unit) {
     const UnitRange& range = layout.units[unit];
@@ -140,7 +141,7 @@ GradientMessages make_gradient_messages(const CompressionConfig& compression, co
     if (compression.is_low_rank()) {
       take_factors(messages, of_unit, coded, range, compression, spec);
     } else {
-      take_messages(of_unit, coded, range);
+      take_messages(of_unit, coded, range, messages.bits);
     }
     of_unit.num_residuals = messages.num_residuals - of_unit.first_residual;
   }

@@ -75,8 +75,9 @@ struct ResidualBox {
 };
 
 struct GradientMessages {
-  std::vector<UnitMessages> units;
-  std::vector<ResidualBox> boxes;
+  int bits = 8;  // bits of an element's code
+  std::vector<UnitMessages> units = {};
+  std::vector<ResidualBox> boxes = {};
   int64_t num_residuals = 0;  // elements of a buffer of errors and factors
 
   // Returns whether matrices are summed as factors.
@@ -89,7 +90,7 @@ struct GradientMessages {
 
 // Whether gradients of a tensor are coded: those of large matrices, unless several tensor ranks must have the same
 // sum of them, which codes in other blocks would make differ. With a low rank, only matrices of which the factors are
-// at most half as large.
+// at most half as large. Signs: only matrices of blocks, as rows of tables are seen by chance.
 bool codes_gradients(const CompressionConfig& compression, const TensorSpec& tensor, int64_t tensor_ranks);
 
 // Returns the messages of a rank; none if nothing is compressed. Tensors of which another stage has the checkpointed

@@ -189,10 +189,11 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
   result.warnings += own_attention_line(config, target, run);
   const auto tokens = static_cast<double>(config.batch.global * config.model.sequence_length);
   double seconds = result.forecast->step_seconds;
-  if (const int64_t start = config.comm.compression.start_step; start > 0) {
+  if (const int64_t start = config.compression().start_step; start > 0) {
     result.forecast->warm_up_steps = start;
     RunConfig warm_up = config;
     warm_up.comm.compression = {};
+    if (config.optimizer.type == OptimizerKind::onebit_adam) warm_up.optimizer.type = OptimizerKind::adamw;
     result.forecast->warm_up_seconds =
         plan_run(warm_up, machine, run.world_size, LoggedRanks::of_stages).step.pipeline.seconds;
     const double share = static_cast<double>(start) / static_cast<double>(config.run.steps);

@@ -308,7 +308,7 @@ UpdateCosts LayoutCosts::make_update_of_kind(const RunLayout& layout, size_t sta
     const double piece_of_part = piece_of(unit);
     const Work sum = work(ActionKind::reduce, 1), second = work(ActionKind::reduce_on, 1);
     // A rank decodes a piece from each rank, the elements of a unit in all.
-    const double summed = config.comm.compression.is_on() ? 1 : piece_of_part;
+    const double summed = config.compression().is_on() ? 1 : piece_of_part;
     return UpdateCost{.sum = sum.collectives + second.collectives,
                       .sum_ops = sum.ops + second.ops + work(ActionKind::await_gradients, summed).ops,
                       .keep = work(ActionKind::keep_gradients, 1).ops,
@@ -372,7 +372,7 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
     const int64_t elements =
         of_unit.units[unit].elements + (experts < 0 ? 0 : of_unit.units[static_cast<size_t>(experts)].elements);
     if (sharding.has_gradient_buckets()) bytes.whole_gradients = elements * dtype_bytes(DType::f32);
-    const CompressionConfig& compression = config.comm.compression;
+    const CompressionConfig& compression = config.compression();
     const GradientMessages messages = make_gradient_messages(compression, spec, shards, of_unit, layout.tensor);
     if (compression.error) bytes.parameters += 2 * messages.residual_bytes();
     if (messages.num_residuals > 0) bytes.whole_gradients += messages.units[unit].buffer_bytes();

@@ -16,7 +16,7 @@ int64_t weight_bytes(const TensorSpec& tensor, const PrecisionConfig& precision)
 }
 
 int64_t checkpoint_bytes(const ModelSpec& spec, const StepConfig& config, int64_t data_ranks) {
-  int64_t bytes = all_residual_bytes(config.comm.compression, spec, config.parallel.tensor, data_ranks);
+  int64_t bytes = all_residual_bytes(config.compression(), spec, config.parallel.tensor, data_ranks);
   const StateColumns columns = state_columns(config);
   for (const TensorSpec& tensor : spec.tensors) {
     bytes += tensor.count() * weight_bytes(tensor, config.precision);

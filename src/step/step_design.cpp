@@ -368,7 +368,7 @@ std::vector<StepProgram> programs_of(const StepDesign& design) {
     return programs;
   }
   const bool compresses = design.messages.num_residuals > 0;
-  const int64_t start = design.config.comm.compression.start_step;
+  const int64_t start = design.config.compression().start_step;
   if (compresses && start > 0) programs.push_back({.name = "warm-up"});
   programs.push_back({.name = "main", .first_step = compresses ? start : 0, .compresses = compresses});
   return programs;
@@ -383,7 +383,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
       begin_design(config, groups, stages, make_sharding(config, choices, groups), state_columns(config));
   design.choices = std::move(choices);
   design.messages =
-      make_gradient_messages(config.comm.compression, design.spec, design.shards, design.layout, design.tensor.size);
+      make_gradient_messages(config.compression(), design.spec, design.shards, design.layout, design.tensor.size);
   design.context = groups.on_context_axis();
   design.training_shape = step_shape(config, design.choices, design.context, true);
   design.evaluation_shape = step_shape(config, design.choices, design.context, false);

@@ -84,7 +84,7 @@ struct StepDesign {
     return config.parallel.local_steps.are_equal_after(step, config.run.steps);
   }
   // Whether the rank keeps the errors of compressed gradients.
-  bool keeps_residuals() const { return config.comm.compression.error && messages.num_residuals > 0; }
+  bool keeps_residuals() const { return config.compression().error && messages.num_residuals > 0; }
   int64_t snapshot_bytes = 0;  // host's copy of the rank's state (TrainingStep::copy_state); 0: there is none
   ExpertRank experts;          // the rank among those that share experts
 };

@@ -97,6 +97,7 @@ void StepParts::make_update() {
         std::make_unique<AccumulatedGradients>(*parameters, design->config.run.seed, config.batch.accumulation,
                                                block + tables.accumulated_gradients, state, backend);
   }
+  optimizer->read_momenta(design->programs[program].compresses ? &design->messages : nullptr);
   update = std::make_unique<StepUpdate>(*agreement, *optimizer, UpdateSite{context, update_context, lane.get()},
                                         StepUpdate::After{qk_clip.get(), router_balance.get()});
 }
@@ -114,8 +115,9 @@ void StepParts::make_executors() {
                             .residuals = reinterpret_cast<std::byte*>(residuals_at(0)),
                             .errors = reinterpret_cast<std::byte*>(residuals_at(1)),
                             .state = state,
-                            .rank = config.comm.compression.rank,
+                            .rank = config.compression().rank,
                             .seed = design->config.run.seed});
+    if (config.optimizer.type == OptimizerKind::onebit_adam) compression->momenta = momentum_sums(config.optimizer);
   }
   if (config.parallel.local_steps.is_on())
     average = std::make_unique<IslandAverage>(config.parallel.local_steps, *parameters, groups, backend,

@@ -40,7 +40,10 @@ std::optional<LossScale> TrainingStep::loss_scale() const {
   return design_->config.precision.scales_loss() ? std::optional(parts_->host_state.loss_scale) : std::nullopt;
 }
 
-void TrainingStep::use_program(size_t number) { parts_->program = number; }
+void TrainingStep::use_program(size_t number) {
+  parts_->program = number;
+  parts_->optimizer->read_momenta(design_->programs[number].compresses ? &design_->messages : nullptr);
+}
 
 int64_t TrainingStep::begun() const { return parts_->readback.ahead(); }
 

@@ -140,7 +140,7 @@ namespace {
 // as they are. `saved`: the checkpoint's config.
 void load_residuals(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world,
                     const StepConfig& saved, int64_t saved_world) {
-  const CompressionConfig& compression = saved.comm.compression;
+  const CompressionConfig& compression = saved.compression();
   if (!step.design().keeps_residuals() || !compression.is_on() || !compression.error) return;
   const int64_t saved_ranks = saved_world / ranks_of_model(saved.parallel) * saved.parallel.context;
   const auto memory = make_slice_memory(step);

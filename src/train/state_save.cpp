@@ -142,7 +142,7 @@ StateSave make_state_save(const RunConfig& config, const TrainingStep& step, con
                                             [&column](const TensorSpec& tensor) { return has_values(column, tensor); });
     num_tensors += of_column * (column.name == outer_momentum_column ? 1 : config.parallel.local_steps.islands);
   }
-  const CompressionConfig& compression = config.comm.compression;
+  const CompressionConfig& compression = config.compression();
   if (part == StatePart::all && compression.error && step.groups().num_data_ranks() > 1) {
     const int64_t coded = std::count_if(tensors.begin(), tensors.end(), [&](const TensorSpec& tensor) {
       return codes_gradients(compression, tensor, config.parallel.tensor);

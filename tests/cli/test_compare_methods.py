@@ -18,6 +18,12 @@ import json, os, pathlib, sys
 config = json.load(open(sys.argv[2]))
 run = config["run"]
 loss = (4 + run["seed"] / 10) * (1.01 if "optimizer.type=lion" in sys.argv else 1)
+if "optimizer.type=onebit-adam" in sys.argv:
+    assert "optimizer.freeze_step=4" in sys.argv
+    loss += 0.03
+if any("local_steps" in word for word in sys.argv):
+    run["validate_every_steps"] = run["steps"]
+    loss += 0.03 + run["seed"] / 1000
 if os.environ.get("FAIL_SEED") == str(run["seed"]): sys.exit("no more")
 out = pathlib.Path(run["out"])
 out.mkdir()
@@ -62,6 +68,14 @@ class CompareMethods(unittest.TestCase):
         self.assertTrue(all(row < zero for row in rows))  # the losses of lion are larger
         results = json.loads((self.folder / "out/results.json").read_text(encoding="utf-8"))
         self.assertEqual(results["losses"]["lion"]["1"][-1], [20, 4.1 * 1.01])
+
+    def test_communication(self):
+        done = self.compare("--seeds", "2", "--communication")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        for line in ("four ranks, sums in int8: +0.0000 nats from four ranks, standard error 0.0000: within 0.02 and",
+                     "four ranks, 1-bit Adam: +0.0300 nats from four ranks, standard error 0.0000: MORE THAN 0.02 and",
+                     "four ranks, DiLoCo: +0.0315 nats from four ranks, standard error 0.0005: within 0.05 and"):
+            self.assertIn(line, done.stdout)
 
     def test_other_data(self):
         self.assertEqual(self.compare("--seeds", "1", "--method", "lion").returncode, 0)

@@ -1,4 +1,5 @@
 """Bytes that ranks send each other through sockets, beside the closed formulas."""
+import json
 import os
 import subprocess
 
@@ -6,17 +7,17 @@ from cli_case import EXECUTABLE, FINISHED, TIMEOUT_SECONDS, overrides
 from ports import free_port
 from preload_case import PreloadCase
 
-ALL_TO_ALL, SEND = 3, 6  # numbers of src/comm/operation.h
+ALL_REDUCE, ALL_TO_ALL, ALL_TO_ALL_V, SEND = 0, 3, 4, 6  # numbers of src/comm/operation.h
 STEPS, LAYERS, HEADS, HEAD_SIZE, TOKENS, SAMPLES = 2, 2, 4, 8, 32, 4
-F32, F32_BYTES = 0, 4  # number of src/base/dtype.h
+F32, U8, F32_BYTES = 0, 7, 4  # numbers of src/base/dtype.h
 
 
 class ContextTraffic(PreloadCase):
     """Runs with the preload library of socket_traffic.c."""
     source = "socket_traffic.c"
 
-    def sent_by_ranks(self, ranks, operation, *arguments):
-        """Returns the bytes of numbers in fp32 that each of the ranks, which are processes, sends in an operation."""
+    def sent_by_ranks(self, ranks, *arguments):
+        """Returns the bytes that each of the ranks, which are processes, sends, by operation and type of element."""
         port, started = str(free_port()), []
         for rank in range(ranks):
             variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
@@ -30,8 +31,7 @@ class ContextTraffic(PreloadCase):
             output = process.communicate(timeout=TIMEOUT_SECONDS)[0]
             self.assertEqual(process.returncode, FINISHED, output)
         lines = [self.path(f"traffic.{rank}").read_text(encoding="ascii").splitlines() for rank in range(ranks)]
-        counts = [{(int(kind), int(dtype)): int(sent) for kind, dtype, sent in map(str.split, of_rank)} for of_rank in lines]
-        return [count.get((operation, F32), 0) for count in counts]
+        return [{(int(kind), int(dtype)): int(sent) for kind, dtype, sent in map(str.split, of_rank)} for of_rank in lines]
 
     def test_context_ranks_send_what_the_formulas_say(self):
         """By heads: queries, keys, values and output, twice. In a ring: keys and values twice, and their gradients once."""
@@ -45,6 +45,35 @@ class ContextTraffic(PreloadCase):
             by_ring = rows * (ranks - 1) * 2 * kv * 3 * F32_BYTES
             expected = by_heads if method == "heads" else by_ring
             with self.subTest(ranks=ranks, method=method):
-                found = self.sent_by_ranks(ranks, ALL_TO_ALL if method == "heads" else SEND, config, *overrides(
+                found = self.sent_by_ranks(ranks, config, *overrides(
                     f"parallel.context={ranks}", f"parallel.context_method={method}", f"run.out={method}-{ranks}"))
-                self.assertEqual(found, [expected] * ranks)
+                operation = ALL_TO_ALL if method == "heads" else SEND
+                self.assertEqual([sent.get((operation, F32), 0) for sent in found], [expected] * ranks)
+
+    def test_compressed_sums_send_what_the_dry_run_says(self):
+        """Sums of gradients in fp32, and codes, in the steps of all programs."""
+        steps = 3
+        config = self.write_run(model={"num_layers": LAYERS, "hidden_size": HEADS * HEAD_SIZE, "num_heads": HEADS,
+                                       "sequence_length": TOKENS}, batch={"global": SAMPLES, "micro": 2}, run={"steps": steps})
+        methods = {
+            "int4": ['comm.compression={"kind": "int4", "min_elements": 1024}', "parallel.zero=1"],
+            "powersgd": ['comm.compression={"kind": "powersgd", "min_elements": 1024, "start_step": 1}'],
+            "onebit": ["optimizer.type=onebit-adam", "optimizer.freeze_step=1", "optimizer.clip_norm=0"],
+            "local": ['parallel.local_steps={"islands": 2, "every": 2, "start_step": 1}'],
+        }
+        programs = {"local": ["warm-up", "averaging", "averaging"]}  # the last step averages
+        for name, settings in methods.items():
+            arguments = [config, *overrides(f"run.out={name}", "checkpoint.every_steps=0", *settings)]
+            plan = json.loads(self.succeed("train", *arguments, "--ranks", 2, "--dry-run", "--json"))
+            others = plan.get("traffic_of_other_steps", {})
+            played = programs.get(name, ["warm-up", "main", "main"] if others else ["main"] * steps)
+            rows = [row for program in played for row in others.get(program, plan["traffic"])]
+            def planned(*collectives):
+                return sum(row["sent_bytes"] for row in rows
+                           if row["collective"] in collectives and row["group"] in ("data", "islands"))
+            with self.subTest(name):
+                found = self.sent_by_ranks(2, *arguments)[0]
+                self.assertEqual(found.get((ALL_TO_ALL_V, U8), 0), planned("all_to_all_v"))
+                losses = 0 if name == "local" else 8 * steps  # the same ranks' sum of the loss, in f64
+                self.assertEqual(found.get((ALL_REDUCE, F32), 0), planned("all_reduce") - losses)
+                self.assertGreater(planned("all_to_all_v", "all_reduce"), 0)

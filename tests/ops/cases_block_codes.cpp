@@ -141,6 +141,46 @@ void check_extremes(Trial& trial) {
   trial.expect_true(wrong == 0, fmt::format("{} elements are wrong", wrong));
 }
 
+// Encodes and decodes with codes of few bits. With 4 bits no element is off by more than m / 14. With 1 bit each
+// element becomes the root of the mean square of its block, or minus that.
+void check_few_bits(Trial& trial, int64_t rows, int64_t cols, int bits) {
+  const Operand& x = trial.input(DType::f32, rows, cols, uneven(trial, rows, cols), 3);
+  Operand& codes = trial.in_out(DType::u8, rows, code_bytes_of(cols, bits), 1);
+  Operand& scales = trial.in_out(DType::f32, rows, code_blocks(cols), 2);
+  Operand& back = trial.output(DType::f32, rows, cols, 1);
+  trial.run(EncodeBlocks{.x = x.matrix(), .codes = codes.matrix(), .scales = scales.matrix(), .bits = bits});
+  trial.run(DecodeBlocks{.codes = codes.matrix(), .scales = scales.matrix(), .x = back.matrix(), .bits = bits});
+  int64_t wrong = 0, wrong_scales = 0;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t first = 0; first < cols; first += block) {
+      const int64_t end = std::min(cols, first + block);
+      double squares = 0;
+      for (int64_t col = first; col < end; ++col) squares += x.at(row, col) * x.at(row, col);
+      const double m = largest(x, row, first, cols);
+      const double scale = bits == 1 ? std::sqrt(squares / static_cast<double>(end - first)) : m / 7;
+      wrong_scales += !(std::abs(scales.at(row, first / block) - scale) <= 1e-6 * scale);
+      for (int64_t col = first; col < end; ++col) {
+        const double value = x.at(row, col), decoded = back.at(row, col);
+        wrong += bits == 1 ? decoded != (value >= 0 ? 1 : -1) * scales.at(row, first / block)
+                           : !(std::abs(decoded - value) <= m / 14 * 1.0001);
+      }
+    }
+  }
+  trial.expect_true(wrong_scales == 0, fmt::format("{} scales are not those of their blocks", wrong_scales));
+  trial.expect_true(wrong == 0, fmt::format("{} elements are too far off", wrong));
+}
+
+void check_few_bits_rejections(Trial& trial) {
+  const Operand& x = trial.input(DType::f32, 2, 130);
+  Operand& codes = trial.output(DType::u8, 2, 130);
+  Operand& scales = trial.output(DType::f32, 2, 2);
+  Operand& narrow = trial.output(DType::bf16, 2, 130);
+  Operand& packed = trial.output(DType::u8, 2, 65);
+  trial.expect_rejected(EncodeBlocks{x.matrix(), codes.matrix(), scales.matrix(), 4}, "codes that are not packed");
+  trial.expect_rejected(EncodeBlocks{x.matrix(), packed.matrix(), scales.matrix(), 2}, "2 bits");
+  trial.expect_rejected(DecodeBlocks{packed.matrix(), scales.matrix(), narrow.matrix(), 4}, "4 bits in bf16");
+}
+
 void check_rejections(Trial& trial) {
   const Operand& x = trial.input(DType::f32, 2, 130);
   Operand& codes = trial.output(DType::u8, 2, 130);
@@ -185,6 +225,14 @@ void add_cases(Suite& suite) {
   }
   suite.add<EncodeBlocks>("extremes", check_extremes);
   suite.add<EncodeBlocks>("rejections", check_rejections);
+  for (const int bits : {1, 4}) {
+    for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{1, 1}, {3, 127}, {4, 131}, {2, 264}, {7, 520}}) {
+      const auto n = rows, c = cols;
+      suite.add<EncodeBlocks>(fmt::format("N={} cols={} {} bits", n, c, bits),
+                              [=](Trial& t) { check_few_bits(t, n, c, bits); });
+    }
+  }
+  suite.add<EncodeBlocks>("few bits, rejections", check_few_bits_rejections);
 }
 
 const Registration registration(add_cases);

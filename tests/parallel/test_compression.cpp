@@ -1,14 +1,20 @@
 // Steps with compressed gradients: planned memory, ranks that agree, and losses like those of plain sums.
+#include <filesystem>
+#include <fmt/format.h>
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <unistd.h>
 #include <vector>
 
 #include "catch.h"
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/model_check.h"
 #include "model_fixture.h"
 #include "ranks.h"
 #include "step/step_design.h"
 #include "touched.h"
+#include "train/run_state.h"
 
 namespace test_compression {
 
@@ -134,6 +140,91 @@ TEST_CASE("a program that every third step plays gives the same bits") {
     return losses;
   };
   CHECK(train(true) == train(false));
+}
+
+TEST_CASE("1-bit Adam trains as AdamW until its variances freeze, in the planned memory") {
+  struct Case {
+    std::vector<std::string> overrides;
+    int64_t ranks;
+  };
+  const std::vector<Case> cases = {{{"precision.compute=bf16", "precision.residual=fp32"}, 3},
+                                   {{"parallel.tensor=2", "model.num_heads=4", "model.hidden_size=40"}, 4},
+                                   {{"parallel.pipeline=3", "model.tied_head=false"}, 6}};
+  for (const Case& layout : cases) {
+    INFO(layout.overrides.front());
+    std::vector<std::string> overrides = layout.overrides;
+    overrides.insert(overrides.end(), {"optimizer.clip_norm=0", "optimizer.betas=[0.9,0.999]"});
+    const RunConfig adamw = config_of(overrides, layout.ranks);
+    overrides.insert(overrides.end(), {"optimizer.type=onebit-adam", "optimizer.freeze_step=2"});
+    const RunConfig config = config_of(overrides, layout.ranks);
+    const RunConfig* const configs[] = {&adamw, &config};
+    std::vector<std::vector<double>> losses;
+    for (const RunConfig* const of : configs) {
+      std::vector<double>& found = losses.emplace_back();
+      on_ranks(*of, layout.ranks, nullptr, {}, [&](RankContext& rank) {
+        RandomBatches batches(*of, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
+        uint32_t crc = 0;
+        for (int64_t step = 0; step < 6; ++step) {
+          rank.step.use_program(rank.step.design().program_after(step));
+          const double loss = rank.step.run(1e-3, batches).loss;
+          if (rank.groups.rank() == 0) found.push_back(loss);
+        }
+        crc = rank.step.weights_checksum(ReplicaGroup::data);
+        double range[2] = {static_cast<double>(crc), -static_cast<double>(crc)};
+        Lane& lane = rank.groups.lane(LaneKind::gradients);
+        lane.wait(lane.all_reduce(rank.groups.group(LaneKind::gradients, GroupKind::data), range, 2, DType::f64,
+                                  ReduceOp::max));
+        if (range[0] != -range[1]) throw std::logic_error("ranks have other weights");
+        if (rank.step.taken()[MemoryClass::residuals] != rank.plan.memory().arenas[MemoryClass::residuals] ||
+            rank.step.taken()[MemoryClass::optimizer] != rank.plan.memory().arenas[MemoryClass::optimizer])
+          throw std::logic_error("the errors have other memory than is planned");
+      });
+    }
+    // The first step with signs changes the weights that the next step reads.
+    for (size_t step = 0; step < 6; ++step) {
+      CHECK((losses[1][step] == losses[0][step]) == (step < 3));
+      CHECK(losses[1][step] == Approx(losses[0][step]).epsilon(0.01));
+    }
+  }
+}
+
+TEST_CASE("1-bit Adam resumes to the bit with the errors of all ranks, also before its variances freeze") {
+  namespace fs = std::filesystem;
+  const fs::path out = fs::temp_directory_path() / fmt::format("onebit-{}", getpid());
+  const std::vector<std::string> keys = {"optimizer.type=onebit-adam", "optimizer.freeze_step=2"};
+  RunConfig config = config_of(keys, 3);
+  config.run.out = out.string();
+  // Trains six steps, or goes on after `first` of them; returns the losses.
+  const auto train = [&](const RunConfig& of, int64_t ranks, int64_t first, bool saves) {
+    std::vector<double> losses;
+    on_ranks(of, ranks, nullptr, {}, [&](RankContext& rank) {
+      RandomBatches batches(of, first * of.batch.global, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
+      for (const CheckpointInfo& checkpoint : first > 0 ? list_checkpoints(out) : std::vector<CheckpointInfo>{}) {
+        if (checkpoint.step == first) load_state(checkpoint.path, rank.step, rank.groups, rank.world);
+      }
+      for (int64_t step = first; step < 6; ++step) {
+        rank.step.use_program(rank.step.design().program_after(step));
+        const double loss = rank.step.run(1e-2, batches).loss;
+        if (rank.groups.rank() == 0) losses.push_back(loss);
+        if (saves && (step == 0 || step == 3))
+          save_state(of, rank.step, {.step = step + 1, .samples = (step + 1) * of.batch.global, .updates = step + 1},
+                     rank.groups, rank.world);
+      }
+    });
+    return losses;
+  };
+  const std::vector<double> whole = train(config, 3, 0, true);
+  for (const CheckpointInfo& checkpoint : list_checkpoints(out)) {
+    CHECK_NOTHROW(verify_checkpoint(checkpoint.path));
+    CHECK_NOTHROW(check_model(checkpoint.path));
+  }
+  CHECK(train(config, 3, 1, false) == std::vector<double>(whole.begin() + 1, whole.end()));
+  CHECK(train(config, 3, 4, false) == std::vector<double>(whole.begin() + 4, whole.end()));
+  // Two ranks share out the errors of three.
+  const std::vector<double> of_two = train(config_of(keys, 2), 2, 4, false);
+  CHECK(of_two[0] == Approx(whole[4]).epsilon(1e-5));
+  CHECK(of_two[1] == Approx(whole[5]).epsilon(1e-2));
+  fs::remove_all(out);
 }
 
 }  // namespace test_compression

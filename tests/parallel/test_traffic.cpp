@@ -407,22 +407,24 @@ TEST_CASE("ranks send the bytes of their messages of compressed gradients") {
     int64_t tensor, data;
     std::vector<std::string> overrides;
   };
-  const std::vector<Case> cases = {{1, 3, {"parallel.zero=0"}},
-                                   {1, 2, {"parallel.zero=1", "precision.compute=bf16"}},
-                                   {2, 2, {"parallel.zero=3", "model.num_heads=4", "batch.micro=1"}}};
+  const std::string int8 = R"(comm.compression={"kind": "int8", "min_elements": 2000})";
+  const std::string int4 = R"(comm.compression={"kind": "int4", "min_elements": 2000})";
+  const std::vector<Case> cases = {{1, 3, {"parallel.zero=0", int8}},
+                                   {1, 2, {"parallel.zero=1", int4, "precision.compute=bf16"}},
+                                   {1, 3, {"parallel.zero=0", "optimizer.type=onebit-adam", "optimizer.freeze_step=3"}},
+                                   {2, 2, {"parallel.zero=3", int8, "model.num_heads=4", "batch.micro=1"}}};
   for (const Case& layout : cases) {
     std::vector<std::string> overrides = {"batch.global=12", "batch.micro=2",
-                                          fmt::format("parallel.tensor={}", layout.tensor),
-                                          R"(comm.compression={"kind": "int8", "min_elements": 2000})"};
+                                          fmt::format("parallel.tensor={}", layout.tensor)};
     overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
     const int64_t world_size = layout.tensor * layout.data;
     const RunConfig config = small_config(Family::gpt2, overrides, world_size);
-    INFO(layout.overrides.front());
+    INFO(layout.overrides[1]);
     const ModelSpec spec = make_spec(config.model);
     const std::vector<TensorShard> shards = shard_tensors(spec, {layout.tensor, 0});
     const ParameterLayout parameters = make_layout(spec, shards, {layout.data, 1});
     const GradientMessages messages =
-        make_gradient_messages(config.comm.compression, spec, shards, parameters, layout.tensor);
+        make_gradient_messages(config.compression(), spec, shards, parameters, layout.tensor);
     const StepTraffic traffic = traffic_of(config, world_size);
     for (int64_t rank = 0; rank < world_size; ++rank) {
       INFO("rank " << rank);

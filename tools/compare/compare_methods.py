@@ -8,6 +8,10 @@ A model of about 3 M parameters is trained for 1,000 steps of 2,048 tokens with 
 have the same initial weights and data, so losses are compared in pairs. FOLDER/results.json stores finished runs: an
 interrupted call continues, and methods or seeds can be added. Prints a table in Markdown; writes FOLDER/methods.html
 with the plots, and the plots alone to FOLDER/methods.svg.
+
+With --communication, measures the methods that make ranks send less instead, and says of each whether its mean
+difference from four ranks with plain sums is within its bound and two standard errors. `start_step` and `freeze_step` are a
+tenth or a fifth of the steps.
 """
 import argparse
 import json
@@ -43,10 +47,19 @@ METHODS = {
     "lamb": ["optimizer.type=lamb"],
     "four ranks": [],
     "four ranks, sums in int8": ['comm.compression={"kind": "int8", "min_elements": 4096}'],
-    "four ranks, sums of rank 4": ['comm.compression={"kind": "powersgd", "rank": 4, "start_step": 100, '
+    "four ranks, sums in int4": ['comm.compression={"kind": "int4", "min_elements": 4096}'],
+    "four ranks, sums of rank 4": ['comm.compression={"kind": "powersgd", "rank": 4, "start_step": TENTH, '
                                    '"min_elements": 4096}'],
+    "four ranks, 1-bit Adam": ["optimizer.type=onebit-adam", "optimizer.freeze_step=FIFTH"],
+    # Validates at the end only: weights are equal after averagings alone.
+    "four ranks, DiLoCo": ['parallel.local_steps={"islands": 4, "every": 30, "start_step": FIFTH, "outer": "nesterov"}',
+                           "run.validate_every_steps=0"],
 }
-RANKS = {name: 4 for name in METHODS if name.startswith("four ranks")}
+PLAIN_SUMS = "four ranks"
+RANKS = {name: 4 for name in METHODS if name.startswith(PLAIN_SUMS)}
+# Largest mean differences from PLAIN_SUMS, in nats.
+BOUNDS = {"four ranks, sums in int8": 0.02, "four ranks, sums in int4": 0.02, "four ranks, sums of rank 4": 0.02,
+          "four ranks, 1-bit Adam": 0.02, "four ranks, DiLoCo": 0.05}
 POINTS = 10  # validations per run
 
 
@@ -72,7 +85,9 @@ def trained(options, method, seed):
     shutil.rmtree(out, ignore_errors=True)
     file = options.out / "config.json"
     file.write_text(json.dumps(config(options, seed, out)), encoding="utf-8")
-    overrides = [argument for setting in METHODS[method] for argument in ("--set", setting)]
+    settings = [setting.replace("TENTH", str(options.steps // 10)).replace("FIFTH", str(options.steps // 5))
+                for setting in METHODS[method]]
+    overrides = [argument for setting in settings for argument in ("--set", setting)]
     ranks = ["--ranks", str(RANKS[method])] if method in RANKS else []
     done = subprocess.run([options.gptrain, "train", file, *ranks, *overrides], capture_output=True, text=True,
                           check=False)
@@ -104,6 +119,18 @@ def table(results, methods, seeds):
         rows.append([method, f"{statistics.mean(losses):.4f}", spread, f"{statistics.mean(apart):+.2f}%",
                      " ".join(f"{value:+.2f}%" for value in apart)])
     return rows
+
+
+def verdicts(results, methods, seeds):
+    """Yields lines that tell whether methods are within their bounds."""
+    for method in methods:
+        if method not in BOUNDS or PLAIN_SUMS not in methods:
+            continue
+        apart = [results[method][seed][-1][1] - results[PLAIN_SUMS][seed][-1][1] for seed in seeds]
+        error = statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else 0
+        mean, most = statistics.mean(apart), BOUNDS[method] + 2 * error
+        yield (f"{method}: {mean:+.4f} nats from {PLAIN_SUMS}, standard error {error:.4f}: "
+               f"{'within' if mean <= most else 'MORE THAN'} {BOUNDS[method]} and two standard errors")
 
 
 HEADER = ["method", "validation loss", "spread over seeds", f"from {BASE}", "by seed"]
@@ -141,10 +168,13 @@ def main():
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--gptrain", default="build/gptrain")
     parser.add_argument("--method", action="append", choices=[name for name in METHODS if name != BASE])
+    parser.add_argument("--communication", action="store_true", help="the methods that make ranks send less")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--vocab-size", type=int, default=8000, help="of the tokenizer")
     options = parser.parse_args()
+    if options.communication:
+        options.method = [name for name in METHODS if name.startswith(PLAIN_SUMS)]
     methods = [BASE, *(options.method or [name for name in METHODS if name != BASE])]
     seeds = [str(seed) for seed in range(1, options.seeds + 1)]
     options.out.mkdir(parents=True, exist_ok=True)
@@ -160,6 +190,8 @@ def main():
     rows = table(results, methods, seeds)
     for row in [HEADER, ["---"] * len(HEADER), *rows]:
         print(f"| {' | '.join(row)} |")
+    for line in verdicts(results, methods, seeds):
+        print(line)
     write_page(options.out, results, methods, seeds, rows)
 
 

@@ -446,11 +446,11 @@ TEST_CASE("each optimizer has its own keys and defaults") {
         "optimizer.trust_coefficient = 0.01: has no effect unless optimizer.type is lars "
         "(try --set optimizer.trust_coefficient=null or leaving it out)");
   CHECK(fault({"optimizer.type=sgd", "optimizer.betas=[0.9, 0.95]"}) ==
-        "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw, adamw-8bit, lion, lamb or muon "
-        "(try --set optimizer.betas=null or leaving it out)");
+        "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw, adamw-8bit, lion, lamb, muon "
+        "or onebit-adam (try --set optimizer.betas=null or leaving it out)");
   CHECK(fault({"optimizer.type=lion", "optimizer.eps=1e-6"}) ==
-        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw, adamw-8bit, lamb, muon or adafactor "
-        "(try --set optimizer.eps=null or leaving it out)");
+        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw, adamw-8bit, lamb, muon, adafactor "
+        "or onebit-adam (try --set optimizer.eps=null or leaving it out)");
   CHECK(fault({"optimizer.type=lion", "optimizer.momentum=0.8"}) ==
         "optimizer.momentum = 0.8: has no effect unless optimizer.type is sgd, lars or muon "
         "(try --set optimizer.momentum=null or leaving it out)");

@@ -280,16 +280,20 @@ class Rank {
 }  // namespace
 
 TEST_CASE("compressed sums and the errors that ranks keep are together the sums of all gradients") {
-  for (const std::string zero : {"0", "1", "2"}) {
-    for (const std::string error : {"true", "false"}) {
-      INFO("ZeRO " << zero << ", errors kept: " << error);
-      const RunConfig config =
-          small_config(Family::gpt2,
-                       {"batch.global=6", "batch.micro=1", "parallel.zero=" + zero,
-                        R"(comm.compression={"kind": "int8", "min_elements": 1000, "error": )" + error + "}"},
-                       num_ranks);
-      CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_steps(); }));
-    }
+  struct Case {
+    std::string zero, kind, error;
+  };
+  const std::vector<Case> cases = {{"0", "int8", "true"}, {"0", "int8", "false"}, {"1", "int8", "true"},
+                                   {"2", "int8", "true"}, {"2", "int8", "false"}, {"0", "int4", "true"},
+                                   {"2", "int4", "true"}};
+  for (const auto& [zero, kind, error] : cases) {
+    INFO("ZeRO " << zero << ", " << kind << ", errors kept: " << error);
+    const RunConfig config =
+        small_config(Family::gpt2,
+                     {"batch.global=6", "batch.micro=1", "parallel.zero=" + zero,
+                      R"(comm.compression={"kind": ")" + kind + R"(", "min_elements": 1000, "error": )" + error + "}"},
+                     num_ranks);
+    CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_steps(); }));
   }
 }
 
@@ -327,11 +331,13 @@ TEST_CASE("sums of no higher rank than the factors are exact") {
 }
 
 TEST_CASE("messages have each element of a piece once, coded or in f32") {
-  const RunConfig config = small_config(
-      Family::llama, {"batch.global=6", "batch.micro=1", R"(comm.compression={"kind": "int8", "min_elements": 1000})"},
-      3);
-  const ModelSpec spec = make_spec(config.model);
-  for (const int64_t tensor_ranks : {1, 2}) {
+  for (const auto& [tensor_ranks, bits] : {std::pair<int64_t, int64_t>{1, 8}, {2, 8}, {2, 4}}) {
+    const RunConfig config =
+        small_config(Family::llama,
+                     {"batch.global=6", "batch.micro=1",
+                      R"(comm.compression={"kind": "int)" + std::to_string(bits) + R"(", "min_elements": 1000})"},
+                     3);
+    const ModelSpec spec = make_spec(config.model);
     const std::vector<TensorShard> shards = shard_tensors(spec, {tensor_ranks, 0});
     const ParameterLayout layout = make_layout(spec, shards, {3, 1});
     const GradientMessages messages =
@@ -352,8 +358,9 @@ TEST_CASE("messages have each element of a piece once, coded or in f32") {
           CHECK(run.first == next);
           next += run.count;
           coded += run.is_coded() ? run.count : 0;
-          bytes += run.is_coded() ? run.count + 4 * ((run.count + 127) / 128) : 4 * run.count;
-          CHECK(run.values + (run.is_coded() ? run.count : 4 * run.count) <= piece.bytes);
+          const int64_t values = run.is_coded() ? (run.count * bits + 7) / 8 : 4 * run.count;
+          bytes += run.is_coded() ? values + 4 * ((run.count + 127) / 128) : values;
+          CHECK(run.values + values <= piece.bytes);
         }
         CHECK(piece.bytes == bytes);
         CHECK(piece.bytes <= messages.units[unit].stride);

@@ -1,0 +1,65 @@
+#include "optim/element_optimizer.h"
+#include "optim/types.h"
+
+namespace gptrain::inline optim {
+namespace {
+
+// AdamW; where momenta are summed, updates with frozen variances.
+class OnebitAdam final : public Optimizer {
+ public:
+  OnebitAdam(const OptimizerConfig& config, const UpdateContext& context, uint64_t seed, std::byte* tables)
+      : backend_(context.backend), updates_(context, seed, tables) {
+    const auto set = [&config](auto& op) {
+      op.beta1 = config.beta1;
+      op.beta2 = config.beta2;
+      op.eps = config.eps;
+      op.weight_decay = config.weight_decay;
+    };
+    set(adamw_);
+    set(frozen_);
+    frozen_.frozen_updates = config.freeze_step;
+  }
+
+  void read_momenta(const GradientMessages* messages) override { messages_ = messages; }
+
+  void update(int64_t unit) override {
+    const auto run = [&](auto op) {
+      updates_.update(unit, [&](const ElementUpdate& operands) {
+        static_cast<ElementUpdate&>(op) = operands;
+        backend_.run(op);
+      });
+    };
+    if (messages_ != nullptr && messages_->units[static_cast<size_t>(unit)].is_coded()) {
+      run(frozen_);
+    } else {
+      run(adamw_);
+    }
+  }
+
+ private:
+  AdamW adamw_;
+  FrozenAdam frozen_;
+  Backend& backend_;
+  ElementUpdates updates_;
+  const GradientMessages* messages_ = nullptr;
+};
+
+std::unique_ptr<Optimizer> make_onebit_adam(const OptimizerConfig& config, const UpdateContext& context, uint64_t seed,
+                                            std::byte* tables) {
+  return std::make_unique<OnebitAdam>(config, context, seed, tables);
+}
+
+}  // namespace
+
+MomentumSums momentum_sums(const OptimizerConfig& config) {
+  return {.beta1 = config.beta1, .moment = 0, .server_errors = 2};
+}
+
+OptimizerType onebit_adam_type() {
+  return {OptimizerKind::onebit_adam,
+          {{"exp_avg"}, {"exp_avg_sq"}, {"server_error"}},
+          element_table_bytes,
+          make_onebit_adam};
+}
+
+}  // namespace gptrain::optim

@@ -1,0 +1,50 @@
+// Rules of optimizer.type = onebit-adam.
+#include "support.h"
+
+namespace gptrain::config_test {
+namespace {
+
+std::string onebit_fault(Overrides more, int64_t ranks = 2) {
+  more.insert(more.begin(), {"optimizer.type=onebit-adam", "optimizer.freeze_step=200"});
+  return refusal(base, more, ranks);
+}
+
+}  // namespace
+
+TEST_CASE("1-bit Adam is refused where its ranks could not sum momenta") {
+  const std::string with = " with optimizer.type = \"onebit-adam\"";
+  CHECK(onebit_fault({}).empty());
+  CHECK(onebit_fault({}, 1) ==
+        "optimizer.type = \"onebit-adam\": needs at least two data ranks: one has nothing to send (try \"adamw\")");
+  CHECK(refusal(base, {"optimizer.type=onebit-adam"}, 2) ==
+        "optimizer.freeze_step: must be given, as optimizer.type is onebit-adam (try 1000)");
+  CHECK(onebit_fault({"run.steps=200"}) ==
+        "optimizer.freeze_step = 200: freezes nothing, as it is not less than run.steps = 200 (try 40)");
+  CHECK(onebit_fault({"optimizer.clip_norm=1"}) ==
+        "optimizer.clip_norm = 1.0: must be 0: after freeze_step no rank knows the norm of the gradients' sum," + with +
+            " (try 0)");
+  CHECK(onebit_fault({"optimizer.ema=0.9"}) == "optimizer.ema = 0.9: must be 0" + with + " (try 0)");
+  CHECK(onebit_fault({"parallel.zero=1"}) ==
+        "parallel.zero = 1: must be 0: each rank adds its gradients to the whole momenta," + with + " (try 0)");
+  CHECK(onebit_fault({"parallel.pipeline=2", "model.tied_head=true"}, 4) ==
+        "parallel.pipeline = 2: must be 1 with model.tied_head, whose two stages would add their momenta," + with +
+            " (try 1)");
+  CHECK(onebit_fault({"precision.compute=fp16", "run.device=auto"}) ==
+        "precision.compute = \"fp16\": must be fp32 or bf16: errors would be those of another loss scale, or of "
+        "rounded weights," +
+            with + " (try \"bf16\")");
+  CHECK(onebit_fault({"precision.reduce=bf16"}) ==
+        "precision.reduce = \"bf16\": must be \"fp32\"" + with + " (try \"fp32\")");
+  CHECK(onebit_fault({R"(comm.compression={"kind":"int8"})"}).find("momenta are sent as signs already,") !=
+        std::string::npos);
+  CHECK(onebit_fault({R"(parallel.local_steps={"islands":2,"every":10})", "checkpoint.every_steps=10"})
+            .find("must be adamw, lion or sgd with parallel.local_steps") != std::string::npos);
+  CHECK(onebit_fault({"parallel.elastic=true"}).find("each rank keeps errors of its own," + with) != std::string::npos);
+  CHECK(onebit_fault({"model.bias=false", R"(model.moe={"experts":4,"top_k":2})"})
+            .find("model.moe = {...}: must be {}: experts see tokens by chance," + with) != std::string::npos);
+  CHECK(onebit_fault({"memory.offload_optimizer=disk", "memory.disk_path=/x"})
+            .find("every backward pass reads the momenta," + with) != std::string::npos);
+  CHECK(onebit_fault({"run.device=cuda"}).find("were not tested on the CUDA backend yet," + with) != std::string::npos);
+}
+
+}  // namespace gptrain::config_test
