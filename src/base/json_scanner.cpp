@@ -75,6 +75,7 @@ void JsonScanner::value(int depth) {
 
 // Reads a member's name and the colon. Returns the end of the name.
 size_t JsonScanner::name() {
+  if (at_end()) fail(at_, "the text ends where a member must follow");
   if (next() != '"') fail(at_, "a member must begin with its name in double quotes");
   string();
   const size_t end = at_;

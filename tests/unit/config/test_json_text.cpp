@@ -22,7 +22,8 @@ TEST_CASE("a syntax error names file, line and column") {
         {"{\"run\": \"\\u12\"}", "2:10: syntax error: four hexadecimal digits"},
         {"{\"run\": \"\xff\"}", "2:10: syntax error: byte 0xff is not UTF-8"},
         {"{} /* open", "2:4: syntax error: the comment that begins here has no end"},
-        {"{\"run\": {\"steps\": 5", "2:20: syntax error: the text ends before }"}}) {
+        {"{\"run\": {\"steps\": 5", "2:20: syntax error: the text ends before }"},
+        {"{\"run\": {\"steps\": 5,", "2:21: syntax error: the text ends where a member must follow"}}) {
     INFO(text);
     CHECK(refusal("// {,}\n" + std::string(text)).starts_with(std::string("test.json:") + message));
   }
