@@ -152,7 +152,7 @@ class Folders(TokenizerCase):
                 ("tokenizer_config.json", '{"a": {\n "b": [1', "line 2, column 9: the text ends before ] closes what was opened"),
                 ("added_tokens.json", '{"a": 1', "line 1, column 8: the text ends before } closes what was opened"),
                 ("tokenizer.json", '{"model": NaN}', "line 1, column 11: NaN is no value here"),
-                ("vocab.json", '{"a": 0,', "line 1, column 9: a member must begin with its name in double quotes")]:
+                ("vocab.json", '{"a": 0,', "line 1, column 9: the text ends where a member must follow")]:
             if name == "vocab.json":
                 self.path("m/tokenizer.json").unlink()
                 self.path("m/merges.txt").write_text("a b\n", encoding="utf-8")
