@@ -16,7 +16,7 @@ constexpr int num_map_colors = 2 * num_steps_of_scale + 1;
 constexpr double octaves = 2;  // on each side of the mean
 
 using Rgb = std::array<double, 3>;
-constexpr Rgb fewest = {33, 102, 172}, mean_load = {247, 247, 247}, most = {178, 24, 43};
+constexpr Rgb fewest_color = {33, 102, 172}, mean_color = {247, 247, 247}, most_color = {178, 24, 43};
 
 int color_of(double load) {
   const double share = std::log2(std::max(load, 1e-9)) / octaves;
@@ -47,10 +47,10 @@ void append_headers(std::string& out, uint32_t width, uint32_t height, uint32_t 
   append_number(out, 0, 4);  // all colors matter
   for (int color = 0; color < num_map_colors; ++color) {
     const int from_mean = color - num_steps_of_scale;
-    const Rgb& end = from_mean < 0 ? fewest : most;
+    const Rgb& end = from_mean < 0 ? fewest_color : most_color;
     const double share = std::abs(from_mean) / static_cast<double>(num_steps_of_scale);
     for (const size_t channel : {2, 1, 0})
-      append_number(out, static_cast<uint32_t>(std::lround(mean_load[channel] * (1 - share) + end[channel] * share)),
+      append_number(out, static_cast<uint32_t>(std::lround(mean_color[channel] * (1 - share) + end[channel] * share)),
                     1);
     append_number(out, 0, 1);
   }

@@ -208,10 +208,11 @@ struct MetricsWriter::Impl {
   // Adds an array for each layer, with a number for each expert.
   void add_loads(const std::vector<LayerRouting>& routing) {
     append(line, ",\"loads\":");
-    char open = '[';
+    std::string_view layer_start = "[[";
     for (const LayerRouting& layer : routing) {
-      append(line, "{}[{:.3g}]", open, fmt::join(layer.loads, ","));
-      open = ',';
+      std::string_view start = std::exchange(layer_start, ",[");
+      for (const double load : layer.loads) append(line, "{}{:.3g}", std::exchange(start, ","), load);
+      append(line, "]");
     }
     append(line, "]");
   }
