@@ -109,7 +109,7 @@ TEST_CASE("delayed updates have the same bits over ZeRO stages and pipelines") {
                  train_delayed({.tensor = 1, .data = 1, .overrides = {}, .pipeline = 2}, more, 3));
     const Outcome pieces = train_delayed({2, 2, {"parallel.zero=2", "parallel.sequence=true"}}, more, 3);
     CHECK(pieces.torn == "");
-    CHECK(pieces.losses != train({2, 2, {"parallel.zero=2", "parallel.sequence=true"}}, more, 3).losses);
+    CHECK(pieces.losses != testing::train({2, 2, {"parallel.zero=2", "parallel.sequence=true"}}, more, 3).losses);
   }
 }
 
