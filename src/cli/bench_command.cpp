@@ -246,9 +246,7 @@ void add_bench_command(CLI::App& app) {
       ->needs(config);
   comm->add_option("--dtype", arguments->dtype, "type of the elements: f32 or bf16")
       ->check(CLI::IsMember({"f32", "bf16"}));
-  comm->add_option("--algorithm", arguments->algorithms,
-                   "measure ways to sum instead, made of messages between two ranks: everyone, manager, ring, "
-                   "halving-doubling, several with commas, or all")
+  comm->add_option("--algorithm", arguments->algorithms, "measure these ways to sum instead, with commas between them")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(CLI::IsMember(algorithm_words()))

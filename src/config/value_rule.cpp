@@ -100,7 +100,7 @@ void check(const TextRule& rule, const Subject& subject) {
 }
 
 void check(const WordRule& rule, const Subject& subject) {
-  constexpr size_t listed_words = 8;  // a longer list would hide the message
+  constexpr size_t listed_words = 9;  // a longer list would hide the message
   const std::string words =
       rule.words.size() <= listed_words
           ? fmt::format("must be one of {}", join(rule.words, ", "))
