@@ -135,7 +135,7 @@ class Folders(TokenizerCase):
             self.assertIn("m/special_tokens_map.json: <pad> is no token of the vocabulary, and is added with the id ", result.err)
             self.path("m/special_tokens_map.json").unlink()
             self.write("added_tokens.json", {"<|endoftext|>": 7})
-            self.refuse(USAGE, "m/added_tokens.json: <|endoftext|> has the id 7, and 0 in the vocabulary", "data", "tokenize",
+            self.refuse(USAGE, "m/added_tokens.json: <|endoftext|> has the id 7 here, but 0 in the vocabulary", "data", "tokenize",
                         "--tokenizer", "m", "x")
 
     def test_merges_that_are_missing(self):
