@@ -208,9 +208,6 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                 "products of linears run in pieces of rows, and one piece travels between the tensor ranks while the "
                 "next is computed, in the forward sums of a branch and, with parallel.sequence, in the backward "
                 "gathers; sums keep their order, products of fewer rows may round differently")
-              .only_with(
-                  {"parallel.tensor", "parallel.tensor is greater than 1",
-                   when(&RunConfig::parallel, [](const ParallelConfig& parallel) { return parallel.tensor > 1; })})
               .changeable(),
           field("parallel.elastic", &RunConfig::parallel, &P::elastic, BooleanRule{},
                 "train on as many of the started ranks as batch.global divides over, and let the others idle; "

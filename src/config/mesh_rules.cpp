@@ -120,6 +120,12 @@ class MeshRules : Rules {
     }
   }
 
+  void check_overlap() {
+    if (config_.parallel.overlap_tensor && sound({"parallel.tensor", "parallel.overlap_tensor"}) &&
+        config_.parallel.tensor == 1)
+      fault("parallel.overlap_tensor", "has no effect unless parallel.tensor is greater than 1", "false");
+  }
+
   void check_sequence_rows() {
     const int64_t tensor = config_.parallel.tensor;
     if (!config_.parallel.sequence ||
@@ -193,6 +199,7 @@ class MeshRules : Rules {
                    nearest_integers(batch.micro, (sequences + max_micro_batches - 1) / max_micro_batches, sequences,
                                     [&](int64_t n) { return sequences % n == 0; }));
     }
+    check_overlap();
     check_sequence_rows();
   }
 };

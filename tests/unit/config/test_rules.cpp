@@ -179,6 +179,9 @@ TEST_CASE("sequence parallelism needs tensor ranks and rows that divide over the
         "parallel.sequence = true: has no effect unless parallel.tensor is greater than 1 "
         "(try --set parallel.sequence=null or leaving it out)");
   CHECK(fault({"parallel.sequence=true", "parallel.tensor=4"}).empty());
+  CHECK(fault({"parallel.overlap_tensor=false"}).empty());
+  CHECK(fault({"parallel.overlap_tensor=true"}) ==
+        "parallel.overlap_tensor = true: has no effect unless parallel.tensor is greater than 1 (try false)");
   CHECK(fault({"parallel.tensor=3"}).empty());
   CHECK(
       fault({"parallel.sequence=true", "parallel.tensor=3"}) ==
