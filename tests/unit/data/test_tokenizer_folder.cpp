@@ -104,7 +104,7 @@ TEST_CASE("Files of a tokenizer folder that contradict each other are refused") 
   for (const auto& [name, content, message] : std::vector<std::tuple<std::string, json, std::string>>{
            {"tokenizer_config.json",
             {{"added_tokens_decoder", {{"300", object_token(true)}}}},
-            "<mask> has the id 300, and 257 in the vocabulary"},
+            "<mask> has the id 300 here, but 257 in the vocabulary"},
            {"tokenizer_config.json", {{"added_tokens_decoder", {{"258x", object_token(true)}}}}, "the id \"258x\""},
            {"tokenizer_config.json",
             {{"added_tokens_decoder", {{"258", {{"content", ""}}}}}},
