@@ -253,7 +253,7 @@ void add_bench_command(CLI::App& app) {
       ->type_name("NAME")
       ->excludes(config);
   comm->add_option("--interface", arguments->interface,
-                   "network interface or address at which a process listens (default: auto, as comm.interface)")
+                   "interface or address at which a process listens (default: auto)")
       ->check(some_text())
       ->type_name("NAME");
   comm->add_option("--max-bytes", arguments->options.max_bytes,

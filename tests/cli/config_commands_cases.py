@@ -247,7 +247,7 @@ class Show(CliCase):
         self.assertEqual(shown["batch"], {"global": 6, "micro": 2, "accumulation": 3})
         self.assertEqual(shown["optimizer"]["betas"], [0.9, 0.95])
         self.assertEqual(shown["parallel"], {"tensor": 1, "context": 1, "expert": 1, "pipeline": 1, "zero": 0,
-                                             "elastic": False, "local_steps": {}})
+                                             "overlap_tensor": False, "elastic": False, "local_steps": {}})
 
     def test_overrides_win_and_the_last_one_counts(self):
         config = self.write_config(tiny_config())
