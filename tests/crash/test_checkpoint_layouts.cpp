@@ -33,7 +33,8 @@ struct Layout {
   std::string schedule = "";  // with the number of stages
   int stages = 1;
   int context = 1;
-  int expert = 0;  // ranks that share experts; 0: the model has none
+  bool is_ring = false;  // the method of the context ranks, else heads
+  int expert = 0;        // ranks that share experts; 0: the model has none
   int expert_tensor = 1;
 
   int copies() const { return context * data; }
@@ -58,7 +59,8 @@ const std::vector<Layout> layouts = {
     {.tensor = 1, .data = 2, .zero = 3, .schedule = "interleaved", .stages = 2},
     {.tensor = 2, .data = 2, .zero = 1, .sequence = true, .schedule = "zero-bubble", .stages = 2},
     {.tensor = 1, .data = 3, .zero = 2, .schedule = "zero-bubble-v", .stages = 2},
-    {.tensor = 1, .data = 2, .zero = 3, .context = 2}};
+    {.tensor = 1, .data = 2, .zero = 3, .context = 2},
+    {.tensor = 1, .data = 1, .zero = 1, .context = 3, .is_ring = true}};
 
 RunConfig config_of(Family family, const Layout& layout, const std::string& compute, const fs::path& out) {
   std::vector<std::string> overrides = {"model.num_heads=6",
@@ -77,6 +79,8 @@ RunConfig config_of(Family family, const Layout& layout, const std::string& comp
                                         "run.out=" + out.string()};
   if (family == Family::llama) overrides.push_back("model.num_kv_heads=2");  // 3 ranks cannot share them
   if (layout.sequence) overrides.push_back("parallel.sequence=true");
+  if (layout.context > 1)
+    overrides.push_back(layout.is_ring ? "parallel.context_method=ring" : "parallel.context_method=heads");
   if (layout.stages > 1) {
     overrides.push_back(fmt::format("parallel.pipeline={}", layout.stages));
     overrides.push_back("parallel.pipeline_schedule=" + layout.schedule);
