@@ -206,8 +206,8 @@ void add_parallel_and_precision(std::vector<Field>& table) {
               .changeable(),
           field("parallel.overlap_tensor", &RunConfig::parallel, &P::overlap_tensor, BooleanRule{},
                 "products of linears run in pieces of rows, and one piece travels between the tensor ranks while the "
-                "next is computed, in the forward sums of a branch and, with parallel.sequence, in the backward "
-                "gathers; sums keep their order, products of fewer rows may round differently")
+                "next is computed, in the forward sums of a branch and, with parallel.sequence and more than two "
+                "ranks, in the backward gathers; sums keep their order, products of fewer rows may round differently")
               .changeable(),
           field("parallel.elastic", &RunConfig::parallel, &P::elastic, BooleanRule{},
                 "train on as many of the started ranks as batch.global divides over, and let the others idle; "

@@ -62,7 +62,8 @@ GemmOperand Branch::branch_gradient(const LayerCall& call, const GemmOperand& d_
   TensorRows& tensor = context_.tensor;
   GemmOperand rows = d_out;
   WorkspaceFrame inner(*call.workspace);
-  in_pieces = in_pieces && tensor.has_own_rows();
+  // Two ranks gather in one collective, in which both send at the same time; broadcasts would take turns.
+  in_pieces = in_pieces && tensor.has_own_rows() && tensor.size() > 2;
   const Matrix own = tensor.has_own_rows() ? whole.x.row_range(tensor.first_row(), d_out.x.rows) : whole.x;
   if (gradient_differs(context_)) {
     rows.amax = whole.amax;

@@ -137,8 +137,8 @@ void add_amaxes(const Sizes& s, Expected& e) {
 //
 // FP8 linears have saved their whole inputs and gather them in one piece.
 //
-// With parallel.overlap_tensor a forward sum of a branch is two sums of half the rows, and the gradients of both
-// branches are gathered by broadcasts.
+// With parallel.overlap_tensor a forward sum of a branch is two sums of half the rows, and more than two ranks gather
+// the gradients of both branches by broadcasts.
 TrafficTable tensor_traffic(const Sizes& s) {
   Expected e(s.t);
   const int64_t m = s.micro_batches;
@@ -154,7 +154,8 @@ TrafficTable tensor_traffic(const Sizes& s) {
     e.reduce_scatters(m, own_rows * s.residual);
     e.reduce_scatters(2 * m * s.layers + m, own_rows * s.compute);
     e.reduce_scatters(s.pieces * (2 * m * s.layers + recomputations), own_rows * s.compute / s.pieces);
-    const int64_t inputs = 2 * (m * s.layers + recomputations), gradients = s.pieces > 1 ? 2 * m * s.layers : 0;
+    const int64_t inputs = 2 * (m * s.layers + recomputations),
+                  gradients = s.pieces > 1 && s.t > 2 ? 2 * m * s.layers : 0;
     if (!s.fp8) e.broadcasts_in_turn(inputs + gradients, own_rows * s.compute);
     e.all_gathers((s.fp8 ? inputs + 2 * m * s.layers : 4 * m * s.layers - gradients) + m, own_rows * s.compute);
     e.all_gathers(m, own_rows * s.residual);
@@ -285,6 +286,11 @@ const Layout layouts[] = {
      .data = 1,
      .zero = 0,
      .overrides = {"parallel.overlap_tensor=true", "parallel.sequence=true", "memory.recompute=block"}},
+    {.family = Family::gpt2,
+     .tensor = 3,
+     .data = 1,
+     .zero = 0,
+     .overrides = {"parallel.overlap_tensor=true", "parallel.sequence=true", "model.num_kv_heads=6"}},
     {.family = Family::gpt2, .tensor = 2, .data = 1, .zero = 0, .overrides = fp8},
     {.family = Family::llama,
      .tensor = 2,
