@@ -8,28 +8,28 @@
 namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
 
+// Returns the bits of the largest magnitude of a block.
 template <typename T>
-void encode_block(const T* x, uint8_t* codes, float* scale, int64_t count) {
+uint32_t largest_magnitude(const T* x, int64_t count) {
   int32_t largest = 0;  // magnitudes compare like their bits
 #pragma omp simd reduction(max : largest)
   for (int64_t i = 0; i < count; ++i) {
     const int32_t magnitude = __builtin_bit_cast(int32_t, load(x + i)) & 0x7fffffff;
     largest = magnitude > largest ? magnitude : largest;
   }
-  const BlockScale of_block = block_scale(static_cast<uint32_t>(largest));
+  return static_cast<uint32_t>(largest);
+}
+
+template <typename T>
+void encode_block(const T* x, uint8_t* codes, float* scale, int64_t count) {
+  const BlockScale of_block = block_scale(largest_magnitude(x, count));
   *scale = of_block.scale;
 #pragma omp simd
   for (int64_t i = 0; i < count; ++i) codes[i] = block_code(load(x + i), of_block.inverse);
 }
 
 void encode_block_in_4_bits(const float* x, uint8_t* codes, float* scale, int64_t count) {
-  int32_t largest = 0;
-#pragma omp simd reduction(max : largest)
-  for (int64_t i = 0; i < count; ++i) {
-    const int32_t magnitude = __builtin_bit_cast(int32_t, x[i]) & 0x7fffffff;
-    largest = magnitude > largest ? magnitude : largest;
-  }
-  const BlockScale of_block = block_scale(static_cast<uint32_t>(largest), 7.0F);
+  const BlockScale of_block = block_scale(largest_magnitude(x, count), 7.0F);
   *scale = of_block.scale;
   for (int64_t i = 0; i < count; i += 2) {
     const int low = block_code(x[i], of_block.inverse) & 15;
