@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fmt/format.h>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -63,6 +64,19 @@ inline void check_routing(const MoeConfig& moe, const std::vector<double>& a, co
       CHECK(std::abs(a[i] - b[i]) <= 1e-5 * std::abs(b[i]));
     }
   }
+}
+
+// Trains one step on ranks, and checks that moments, losses and routing are those of one rank. RETURNS the ranks'
+// results.
+inline TrainedExperts check_as_one_rank(const RunConfig& config, const ExpertLayout& layout, const GlobalState& start,
+                                        const TrainedExperts& one) {
+  TrainedExperts many = train_experts(config, layout.ranks, 1, &start);
+  const Difference d = difference(make_spec(config.model), one.outcome, many.outcome);
+  INFO(fmt::format("{}: moment {} of {}, loss {}, torn {}", fmt::join(layout.overrides, " "), d.first_moment,
+                   d.moment_of, d.loss, d.torn));
+  CHECK(d.small());
+  check_routing(config.model.moe, many.routing, one.routing);
+  return many;
 }
 
 }  // namespace gptrain::testing
