@@ -283,9 +283,9 @@ TEST_CASE("compressed sums and the errors that ranks keep are together the sums 
   struct Case {
     std::string zero, kind, error;
   };
-  const std::vector<Case> cases = {{"0", "int8", "true"}, {"0", "int8", "false"}, {"1", "int8", "true"},
-                                   {"2", "int8", "true"}, {"2", "int8", "false"}, {"0", "int4", "true"},
-                                   {"2", "int4", "true"}};
+  const std::vector<Case> cases = {{"0", "int8", "true"},  {"0", "int8", "false"}, {"1", "int8", "true"},
+                                   {"1", "int8", "false"}, {"2", "int8", "true"},  {"2", "int8", "false"},
+                                   {"0", "int4", "true"},  {"2", "int4", "true"}};
   for (const auto& [zero, kind, error] : cases) {
     INFO("ZeRO " << zero << ", " << kind << ", errors kept: " << error);
     const RunConfig config =
