@@ -183,7 +183,9 @@ class Loss(RanksTest):
         self.assert_within(seconds, meeting + REPORT_SECONDS + SLACK_SECONDS, output)
         # A rank that is no longer needed is not missed.
         if started and mode != "threads" and "\ndone: " not in output:
-            self.assertRegex(output, rf"1 of {RANKS} ranks lost; rank {int(victim == 0)} \(.+\) ends the run")
+            # mpirun ends the other ranks of a killed one, on a busy machine before one of them has reported.
+            lost, by = ("[123]", "[0-3]") if mode == "mpi" else ("1", int(victim == 0))
+            self.assertRegex(output, rf"{lost} of {RANKS} ranks lost; rank {by} \(.+\) ends the run")
             self.assertRegex(output, rf"  rank {victim} \(.+\) is gone; {LAST_SEEN}\n")
         killer.count(moment, run)
         return True
