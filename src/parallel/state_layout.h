@@ -67,7 +67,8 @@ class StateLayout {
   int64_t part_bytes(AwayPart part, int64_t unit) const { return parts_[unit][part]; }
   // Returns the start of a part in the unit's range.
   int64_t part_offset(AwayPart part, int64_t unit) const;
-  // Returns the range's offset from the start of the buffer of state: on disk, while it is landed; on the host, always.
+  // Returns the offset of the unit's range from the start of the buffer of state. A unit on disk: a place in the
+  // landing area, which has the range only while it is landed. A unit on the host: behind the buffer, always.
   int64_t landing_offset(int64_t unit) const { return home_bytes_ + landings_[unit]; }
   // Returns whether the unit's range is read before its update and written after it.
   bool lands(int64_t unit) const { return place(unit) == MemoryPlace::disk; }

@@ -29,8 +29,9 @@ class Validation {
   void warn_of_repeats() const;
   // Evaluates the weights after `step`, or with run.validate_ema their average, which the first update begins, and
   // reports the loss; returns true at once if the step has been evaluated. Returns false if a stop left it out; a run
-  // that resumes from the step does it then. THROWS Error(data) if data cannot be read, and as
-  // refuse_overflow does. Collective over the world, while no step is running.
+  // that resumes from the step does it then. THROWS Error(data) if data cannot be read, and
+  // Error(diverged) if experts had no room for their rows (refuse_overflow). Collective over the world, while no step
+  // is running.
   bool run(int64_t step);
   // Returns true if the loss of the last evaluation was not finite.
   bool is_lost() const { return lost_; }
