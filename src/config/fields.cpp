@@ -140,8 +140,9 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                                   named_words<ContextMethod>(context_method_names), {},
                                   "attention of ranks that share sequences: heads, they exchange tokens for heads, "
                                   "so the ranks must divide num_heads; ring, each has an early and a late run of "
-                                  "tokens, and receives the other ranks' keys and values; auto: heads if the ranks "
-                                  "divide num_heads and are on one node, else ring")
+                                  "tokens, and receives the other ranks' keys and values; auto: ring if the ranks "
+                                  "do not divide num_heads or are on several nodes, or with memory.saved_inputs 8, "
+                                  "else heads")
               .only_with(
                   {"parallel.context", "parallel.context is greater than 1",
                    when(&RunConfig::parallel, [](const ParallelConfig& parallel) { return parallel.context > 1; })})
