@@ -32,7 +32,7 @@ constexpr size_t plain_shared_bytes = 48 << 10;
 void allow_shared_memory(const void* kernel, size_t bytes);
 // Throws Error(device) if the device has refused a launch.
 void check_launch();
-// Asks the current device, once per kernel and shape.
+// Does the work of the next function. Asks the current device, once per kernel and shape.
 int64_t resident_blocks(const void* kernel, unsigned threads, size_t shared_bytes);
 
 // Returns the number of blocks of this shape that run at a time on the whole device.
@@ -41,7 +41,7 @@ int64_t resident_blocks(void (*kernel)(Parameters...), const LaunchShape& shape)
   return resident_blocks(reinterpret_cast<const void*>(kernel), shape.threads, shape.shared_bytes);
 }
 
-// Queues the kernel on the stream.
+// Queues the kernel on the stream. Throws Error(device) as the two above do.
 template <typename... Parameters, typename... Arguments>
 void launch(Stream stream, const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {
   if (shape.shared_bytes > plain_shared_bytes)

@@ -27,9 +27,10 @@ class ProductCheck {
 
   ProductCheck(Stream stream, Download download) : stream_(stream), download_(std::move(download)) {}
 
-  // Returns the fault of the algorithm that `run` queues; empty: none. Leaves the results undefined. `bias_gradient`: a
-  // second result [1, n], the sums over the rows of the operand [depth, m] that is stored transposed; not given: none.
-  // `scratch`: product_check_bytes, aligned to 8 bytes; `run` may use it as well. Waits for the device.
+  // Returns the fault of the algorithm that `run` queues; empty: none. Calls `run` up to twice. Leaves the results
+  // undefined. `bias_gradient`: a second result [1, n], the sums over the rows of the operand [depth, m] that is stored
+  // transposed; not given: none. `scratch`: product_check_bytes, aligned to 8 bytes; `run` may use it as well. Waits
+  // for the device.
   std::string fault(const ExpectedProduct& expected, const Matrix& bias_gradient, const std::function<void()>& run,
                     std::byte* scratch) const;
 
@@ -47,9 +48,9 @@ class ProductCheck {
   Download download_;
 };
 
-// Returns the fastest candidate (by `milliseconds`) without a fault; nullopt if there is none. An earlier candidate is
-// preferred unless a later one is faster by the factor `clearly`. fault_of(candidate) returns a text, empty if there is
-// no fault. strike(candidate, fault) is called for each rejected candidate.
+// Returns the fastest candidate (by `milliseconds`) without a fault; nullopt if there is none. A later candidate is
+// preferred to an earlier one only if it takes less than `clearly` (below 1) times its time. fault_of(candidate)
+// returns a text, empty if there is no fault. strike(candidate, fault) is called for each rejected candidate.
 template <typename Candidate, typename FaultOf, typename Strike>
 std::optional<Candidate> fastest_sound(std::vector<Candidate> candidates, float clearly, const FaultOf& fault_of,
                                        const Strike& strike) {
@@ -65,8 +66,8 @@ std::optional<Candidate> fastest_sound(std::vector<Candidate> candidates, float 
   return std::nullopt;
 }
 
-// Returns the reason why no cuBLASLt algorithm serves a product: none starts, or all were rejected, the last with
-// `last_fault`.
+// Returns the reason why no cuBLASLt algorithm serves a product: all were rejected, the last for `last_fault`; if that
+// is empty, the library has none for it.
 std::string why_unserved(const std::string& last_fault);
 
 }  // namespace gptrain::cuda

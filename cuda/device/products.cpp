@@ -3,8 +3,8 @@
 // cuBLASLt computes D [m, n] = op(A) [m, k] op(B) [k, n] (+ D) on column-major matrices: element (i, j) of a matrix
 // with leading dimension ld is at i + j ld. Ours are row-major: element (i, j) is at i stride + j. Our [r, c] matrix of
 // stride s is therefore the column-major transpose [c, r] with ld = s. For c = a b, cuBLASLt computes D = c^T = b^T
-// a^T: A is our second factor, B our first. A factor stored as it is multiplied is, column-major, already the transpose
-// that D needs (N); a factor stored transposed must be transposed (T). In the letters of ops.h:
+// a^T: A is our second factor, B our first. The column-major view of a factor is its transpose, as D needs it, so the
+// operation is N. If the factor lies transposed in our memory, the operation is T. In the letters of ops.h:
 //
 //   op                     ours           D = op(A) op(B)        m, n, k      A (as stored)     B (as stored)     ldd
 //   LinearForward          y = x w^T      y^T  = (w^T)^T x^T     out, N, in   w  [in, out] T    x  [in, N]   N    y

@@ -5,8 +5,8 @@
 
 namespace gptrain::inline base {
 
-// A rank's number among the ranks that share sequences. Each has an equal part of a sequence's tokens: one run, in rank
-// order, or of 2 * size equal runs a pair, those numbered rank and 2 * size - 1 - rank.
+// A rank's number among the ranks that share sequences. Each has an equal part of a sequence's tokens: without has_pair
+// one run, in rank order; with it, two of 2 * size equal runs, the ones numbered rank and 2 * size - 1 - rank.
 struct ContextRank {
   int64_t size = 1;
   int64_t rank = 0;

@@ -52,10 +52,11 @@ struct Contents {
 Contents read_contents(const std::filesystem::path& checkpoint);
 
 // The parts of read_contents, for ranks that each read a share of the headers and exchange them, so that no rank opens
-// all files: read_named_manifest reads the manifest; read_headers the headers of every `ranks`-th file from file number
-// `rank` on, concatenated; contents_of takes the headers that each rank has read. All THROW as read_contents.
+// all files. All THROW as read_contents. Reads the manifest, and checks that its step is that of the folder's name.
 StoredManifest read_named_manifest(const std::filesystem::path& checkpoint);
+// Returns the headers of every `ranks`-th file from file number `rank` on, concatenated; checks the files' sizes.
 std::string read_headers(const std::filesystem::path& checkpoint, const StoredManifest& stored, int rank, int ranks);
+// `headers`: the results of read_headers on all ranks, by rank.
 Contents contents_of(const std::filesystem::path& checkpoint, StoredManifest stored,
                      const std::vector<std::string>& headers);
 

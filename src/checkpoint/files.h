@@ -13,13 +13,14 @@
 
 namespace gptrain::inline checkpoint {
 
-// A failure that may not occur at another try (may_pass).
+// A failure that may not occur at another try (may_pass in base/file_error.h).
 class TransientError : public Error {
  public:
   explicit TransientError(const std::string& message) : Error(ExitCode::checkpoint, message) {}
 };
 
-// Runs `attempt`, which starts its work anew, again if it fails with a TransientError: most_tries in all.
+// Runs `attempt`, which starts its work anew, up to most_tries times (base/file_error.h): again, after a warning and a
+// pause, if it fails with a TransientError. THROWS the last try's error, and any other error at once.
 void with_more_tries(const std::function<void()>& attempt);
 
 // A new file, written from front to back.
@@ -82,12 +83,13 @@ void sync_folder(const std::filesystem::path& folder);
 void create_folders(const std::filesystem::path& folder);
 
 // Gives the finished folder `temporary` the name `target` in one step and syncs their common parent. If `target` exists
-// the two change places, so that at every moment a complete folder bears the name; the old one is then deleted. Tries
-// more than once.
+// the two change places, so that at every moment a complete folder bears the name; the old one is then deleted. A file
+// system that cannot exchange names needs two steps: a crash between them leaves no folder of the name. Tries more than
+// once.
 void publish_folder(const std::filesystem::path& temporary, const std::filesystem::path& target);
 
-// Removes a folder (or file) and all in it. Returns the name and the reason if something could not be removed, else
-// empty; throws nothing.
+// Removes a folder (or file) and all in it; there may be none. Returns the name and the reason if something could not
+// be removed, else empty; throws nothing.
 std::string remove_folder(const std::filesystem::path& folder);
 
 // As remove_folder, but tries more than once, and throws if something stays.

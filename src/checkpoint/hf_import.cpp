@@ -194,7 +194,8 @@ std::optional<TokenizerRecord> tokenizer_in(const fs::path& folder, const HfDesc
   const auto has = [&](const char* name) { return has_file(folder, name); };
   const bool as_folder = has("tokenizer.json") || (has("vocab.json") && has("merges.txt"));
   if (!as_folder && !has("tokenizer.model") && !has("tiktoken.model")) {
-    notes.push_back("no tokenizer is imported: the folder holds none; name it in data.tokenizer, or with --tokenizer");
+    notes.push_back(
+        "no tokenizer is imported: the folder holds none; name one in data.tokenizer, and in generate --tokenizer");
     return std::nullopt;
   }
   try {

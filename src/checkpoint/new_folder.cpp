@@ -19,7 +19,7 @@ namespace fs = std::filesystem;
 namespace {
 
 void refuse_existing(const fs::path& target, const fs::path& given, const std::string& option) {
-  std::error_code unreadable;  // then creating it fails too and says why
+  std::error_code unreadable;  // not reported here: creating the folder fails as well, and says why
   if (fs::exists(fs::symlink_status(target, unreadable))) {
     throw Error(ExitCode::usage, "{} {}: already exists; name a folder that does not", option, given.string());
   }

@@ -161,7 +161,7 @@ std::vector<SumAlgorithm> algorithms_of(const std::vector<std::string>& words) {
 
 void bench_comm(CommArguments& arguments) {
   if (!arguments.algorithms.empty() && arguments.dtype != "f32")
-    throw Error(ExitCode::usage, "--algorithm sums f32: leave --dtype out");
+    throw Error(ExitCode::usage, "--algorithm: algorithms are timed with f32 only: leave --dtype out");
   arguments.options.algorithms = algorithms_of(arguments.algorithms);
   arguments.options.dtype = arguments.dtype == "bf16" ? DType::bf16 : DType::f32;
   const Launch launch = find_launch();

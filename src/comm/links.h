@@ -15,8 +15,9 @@ class Links {
  public:
   virtual ~Links() = default;
 
-  // Connects the group of `ranks`, at least two, in which this rank is number `rank_in_group`. Called by every member;
-  // `index` counts the groups of the world. THROWS Error(device) if a member does not connect within the timeout.
+  // Connects the group of `ranks`, at least two, in which this rank is number `rank_in_group`. Called by every member.
+  // `index`: number of groups that the world has made before. THROWS Error(device) if a member does not connect within
+  // the timeout.
   virtual std::unique_ptr<Transport> connect(const std::vector<int>& ranks, int rank_in_group, int index) = 0;
   // Makes groups with lost ranks throw PeerGone, though the ranks may only be silent. Thread-safe.
   virtual void drop(const std::vector<int>& lost) = 0;

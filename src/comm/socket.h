@@ -33,15 +33,16 @@ class Socket {
 };
 
 // Listens at a numeric address of this machine; empty: on all interfaces. Port 0: any free port. THROWS Error(device)
-// if the port is taken.
+// if that fails, as it does where the port is taken.
 Socket listen_on(int port, const std::string& address = "");
-int port_of(const Socket& listener);
+int port_of(const Socket& listener);  // the port at which it listens
 
 struct Accepted {
   Socket socket;
   std::string address;  // the peer's, numeric
 };
-// Returns the next connection; nullopt if none arrives by the deadline.
+// Returns the next connection; nullopt if none arrives by the deadline, or if the process or the system may open no
+// more files.
 std::optional<Accepted> accept_from(const Socket& listener, Clock::time_point deadline);
 
 // Tries each address of `host` (a name or number) once, until the deadline. Returns nullopt if none connects.
@@ -94,8 +95,8 @@ class FrameChannel {
   void read_one_frame();
   // Returns the next frame that has been read; nullopt if there is none.
   std::optional<std::string> next_frame();
-  // Waits for the next frame; nullopt if the peer closes or the deadline passes. Reads no byte beyond it, so that the
-  // socket can be handed over.
+  // Waits for the next frame; nullopt if the peer closes, or at the deadline (the channel then stays open). Reads no
+  // byte beyond the frame, so that the socket can be handed over.
   std::optional<std::string> receive(Clock::time_point deadline);
 
  private:

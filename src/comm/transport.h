@@ -26,9 +26,9 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Runs all messages together and returns when each is sent (its buffer may be reused) or received. Messages of an
-  // ordered pair of ranks meet in list order. REQUIRES: no message to this rank itself. THROWS Error(device) if a peer
-  // is gone or an arriving message belongs to another call; the transport is unusable after that.
+  // Runs all messages together and returns when each is sent (its buffer may be reused) or received. From rank to rank
+  // the n-th one sent is the n-th received, in list order. REQUIRES: none is to this rank itself. THROWS Error(device)
+  // if a peer is gone or an arriving message belongs to another call; the transport is unusable after that.
   virtual void exchange(std::span<const Message> messages) = 0;
   // Lets exchanges yield the core while they wait; they may take a millisecond longer.
   virtual void be_patient() {}

@@ -25,7 +25,7 @@ std::span<const Aliases> absent_keys();
 // the key alone or by both ("checkpoint.interval" matches checkpoint_interval). Ignores case and takes - as _. Empty if
 // unknown.
 std::string key_meant(std::string_view section, std::string_view key);
-std::string section_meant(std::string_view name);
+std::string section_meant(std::string_view name);  // our name of another trainer's section; empty if unknown
 
 // Returns the reason why gptrain has no such key and how to reach its purpose, for keys of other trainers without a
 // counterpart; empty otherwise. Searched as key_meant.

@@ -1,4 +1,4 @@
-// The choice of parallel.context_method where the key is "auto".
+// The choice of parallel.context_method where the key is "auto". Parsing makes it for ranks on one node.
 #pragma once
 
 #include <cstdint>
@@ -19,8 +19,8 @@ bool suits_ring(const StepConfig& config);
 // has `ranks_per_node` neighbouring ranks; 0: all ranks are on one node.
 bool leaves_node(const ParallelConfig& parallel, int64_t ranks_per_node);
 
-// Takes a ring in place of heads if the key is "auto", some ranks that share sequences are on different nodes, and the
-// config allows a ring. A parsed config has the choice for one node.
+// Makes the choice anew once the nodes are known: replaces heads by ring in a parsed config whose key was "auto", if
+// `leaves_node` and suits_ring(config). No effect otherwise.
 void choose_context_method(StepConfig& config, bool leaves_node);
 
 }  // namespace gptrain::config

@@ -139,9 +139,10 @@ void add_parallel_and_precision(std::vector<Field>& table) {
           words<P, ContextMethod>("parallel.context_method", &RunConfig::parallel, &P::context_method,
                                   named_words<ContextMethod>(context_method_names), {},
                                   "attention of ranks that share sequences: heads, they exchange tokens for heads, "
-                                  "which they must divide; ring, each has an early and a late run of tokens, and "
-                                  "receives the other ranks' keys and values; auto: heads where they divide and the "
-                                  "ranks are on one node, else ring")
+                                  "so the ranks must divide num_heads; ring, each has an early and a late run of "
+                                  "tokens, and receives the other ranks' keys and values; auto: ring if the ranks "
+                                  "do not divide num_heads or are on several nodes, or with memory.saved_inputs 8, "
+                                  "else heads")
               .only_with(
                   {"parallel.context", "parallel.context is greater than 1",
                    when(&RunConfig::parallel, [](const ParallelConfig& parallel) { return parallel.context > 1; })})

@@ -13,9 +13,10 @@ namespace gptrain::inline data {
 
 // Sizes of the ring of micro-batches that are read ahead.
 struct PrefetchRing {
-  int num_valid;  // last returned micro-batches that must stay valid (in use, or being copied to a device); < depth, or
-                  // 1
-  int depth;      // micro-batches in the ring
+  // Number of the latest returned micro-batches that must stay valid (in use, or being copied to a device): at least 1,
+  // and less than `depth` unless both are 1.
+  int num_valid;
+  int depth;  // micro-batches in the ring
 };
 
 // Reads micro-batches ahead on one background thread (nice 19) into a ring in the caller's memory. Micro-batch k holds
@@ -30,9 +31,9 @@ class Prefetcher : public MicroBatchSource {
              std::byte* memory, PrefetchRing ring);
   ~Prefetcher() override;
 
-  // Returns the next micro-batch; the one returned `num_valid` calls before is reused. If it cannot be read, returns
-  // tokens 0 without targets, so that other ranks' collectives still complete. Adds the waiting time to
-  // waited_seconds().
+  // Returns the next micro-batch; the one returned `num_valid` calls before is reused. If it cannot be read, fault()
+  // says why, and the micro-batch has only tokens of id 0 and no targets, so that other ranks' collectives still
+  // complete. Adds the waiting time to waited_seconds().
   const MicroBatch& next() override;
   // Returns the reason why a micro-batch could not be read; empty if all could. A step or evaluation with a fault must
   // not count.

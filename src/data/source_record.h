@@ -21,8 +21,8 @@ struct SourceRecord {
   int64_t samples = 0;  // per epoch
   Covered covered = Covered::blocks;
   uint32_t checksum = 0;
-  // Checksum of PREFIX.idx, which says where documents begin, beside checksums of blocks; none in older checkpoints,
-  // and where `checksum` covers it.
+  // Checksum of PREFIX.idx, which says where documents begin; none of a file without an index, in older checkpoints,
+  // and if `checksum` covers PREFIX.idx already.
   std::optional<uint32_t> documents = {};
   // Checksum of the order of a set's files; none of a single file, and in older checkpoints, whose `checksum` is the
   // same if the first two files change places.

@@ -23,8 +23,8 @@ std::vector<std::filesystem::path> token_files_of(const std::string& path);
 std::vector<std::filesystem::path> require_token_files(const std::string& path);
 
 // Returns the token files of several paths in order. Accepts all names to which a shell expands a pattern: PREFIX.bin
-// and PREFIX.idx count once, PREFIX.meta.json and PREFIX.pack.json are skipped. Keeps a path that leads to no token
-// file. Throws as require_token_files does.
+// and PREFIX.idx count once, PREFIX.meta.json and PREFIX.pack.json are skipped. A path that names no token file is
+// returned unchanged: opening it tells the user why. Throws as require_token_files does.
 std::vector<std::filesystem::path> token_files_of(const std::vector<std::string>& paths);
 
 // Returns a warning if a token file belongs to two of these sources (of data.train), or twice to one; else "".

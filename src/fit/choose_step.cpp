@@ -53,8 +53,8 @@ void check_places(const PlanCase& run) {
   if (on_gpu && is_present)
     throw Error(
         ExitCode::usage,
-        "memory.offload_optimizer = \"{}\": works on CPUs and in plans for a named GPU only, as updates beside a "
-        "GPU's ops are not written yet (try \"none\")",
+        "memory.offload_optimizer = \"{}\": works on CPUs and in plans for a named GPU only, as gptrain cannot yet "
+        "run updates beside a GPU's ops (try \"none\")",
         memory.away_name());
   if (on_gpu && memory.fits_places())
     throw Error(ExitCode::usage,
@@ -68,8 +68,8 @@ void check_places(const PlanCase& run) {
     throw Error(ExitCode::usage, "memory.offload_update = \"delayed\": works on CPUs only (try \"now\")");
   if (!on_gpu && !memory.uses_disk())
     throw Error(ExitCode::usage,
-                "memory.offload_optimizer = \"host\": the memory of a CPU is the host's already (try \"disk\" or "
-                "\"none\")");
+                "memory.offload_optimizer = \"host\": on a CPU the state lies in the host's memory anyway (try "
+                "\"disk\" or \"none\")");
   const int64_t data_ranks = run.world_size / ranks_of_model(run.config.parallel);
   const int64_t zero = run.config.parallel.zero;
   const auto needs = [&](const char* key, StatePlace place, bool is_cut, const char* stages) {

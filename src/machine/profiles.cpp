@@ -121,7 +121,8 @@ MeasuredMachine find_machine(const std::string& path) {
 ClusterProfile cluster_of(const DeviceProfile& device, std::string_view name) {
   if (device.measured && name.empty()) return measured_cluster(device.measured);
   if (device.measured && device.measured->is_cpu)
-    throw Error(ExitCode::usage, "--cluster {}: leave this out: {} is one machine, and its profile has its links", name,
+    throw Error(ExitCode::usage,
+                "--cluster {}: leave this out: {} is one machine, and its profile has the speed of its links", name,
                 device.name);
   return find_cluster(name.empty() ? device.cluster : name);
 }

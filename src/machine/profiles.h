@@ -48,7 +48,7 @@ struct DeviceProfile {
   double launch_seconds = 0;            // between one kernel's end and the next one's start
   double slow_down_beside_traffic = 0;  // share of its speed that an op loses while a collective runs
 
-  ExpectedError error = {};  // share 0: that of published steps
+  ExpectedError error = {};  // error of predicted steps; share 0: published_error()
 
   // Tables of a machine that was measured; null for other devices. The figures above then hold for ops without a table.
   std::shared_ptr<const MeasuredMachine> measured = {};
@@ -98,11 +98,11 @@ ClusterProfile cluster_of(const DeviceProfile& device, std::string_view name = {
 // Returns the measurements in a file of `gptrain bench device`. THROWS Error(usage) if the file holds anything else.
 MeasuredMachine find_machine(const std::string& path);
 
-// Returns the device, as one rank has it, as a target of the `plan` backend, in nodes of the cluster. A GPU's memory is
-// the part that plans may use, and a host's likewise.
+// Returns the target of the `plan` backend for a rank that has the whole device, in nodes of the cluster. The memory of
+// a GPU and of a host is the part that plans may use.
 Target target_of(const DeviceProfile& device, const ClusterProfile& cluster);
-// Returns the same for a run of `world_size` ranks with run.threads = `threads`. They matter on a CPU only: its rates
-// are divided by the ranks, which share its memory.
+// Returns the same for one of `world_size` ranks with run.threads = `threads`. Both matter on a measured CPU only: the
+// ranks share its memory, and each has an equal part of its rates.
 Target target_of(const DeviceProfile& device, const ClusterProfile& cluster, int64_t threads, int64_t world_size);
 // Returns `threads` (run.threads), or if that is 0 an equal share of the machine's cores, at least 1.
 int64_t threads_of_rank(const MeasuredMachine& machine, int64_t threads, int64_t world_size);

@@ -22,17 +22,18 @@ struct HeadCounts {
 // RETURNS the numbers of heads that a tensor rank holds.
 HeadCounts tensor_rank_heads(const LayerContext& context);
 
-// RETURNS the numbers of heads for which a rank runs the attention ops.
+// RETURNS the numbers of heads for which a rank runs the attention ops: all of its tensor rank, or its share of them if
+// context ranks exchange tokens for heads.
 HeadCounts attention_heads(const LayerContext& context);
 
 class AttentionCore {
  public:
-  // Parts of the branch. `head_sums` has the sums of the sinks' gradients (summed_sinks) as its parameter `sinks_sum`.
+  // Parts of the branch.
   struct Design {
     int64_t layer;
     Parameter sinks;
-    const GradientSums& head_sums;
-    size_t sinks_sum;
+    const GradientSums& head_sums;  // has the sums of the sinks' gradients (summed_sinks)
+    size_t sinks_sum;               // index of the sinks in head_sums
   };
 
   virtual ~AttentionCore() = default;
@@ -79,8 +80,8 @@ class AttentionCore {
   LayerLayout::Field lse_ = LayerLayout::none;
 };
 
-// RETURNS the sums of the gradients of a tensor rank's sinks that the core computes: those of its heads, or one of each
-// run of its queries.
+// RETURNS the sums of the gradients of a tensor rank's sinks that the core computes: one for the rank's
+// attention_heads, or in ring attention two for each sequence of the micro-batch, one for each run of its queries.
 SummedParameter summed_sinks(const LayerContext& context, const Parameter& sinks);
 
 // RETURNS the core of a rank that has whole sequences, or parts of them (StepShape::context). REQUIRES: context and

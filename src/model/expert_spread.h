@@ -35,7 +35,7 @@ struct ExpertSpread {
     return {begin, first + count * (share + 1) / shares - begin};
   }
   // Calls body(from, range) for all senders to rank `to`, with the ranges that it receives: a range is cut where
-  // `bound` is reached. RETURNS the number of rows without cuts; more than `bound`: rows were lost.
+  // `bound` is reached. RETURNS the number of rows that the senders have; above `bound`: rows were cut off.
   template <typename Body>
   int64_t each_sender(const std::vector<int32_t>& starts, int64_t to, const Body& body) const {
     int64_t rows = 0;

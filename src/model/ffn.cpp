@@ -20,7 +20,7 @@ class FfnBranch final : public LinearBranch {
   int64_t width() const { return context_.shape.model.ffn(layer_).hidden_size / context_.tensor.size(); }
   int64_t hidden_width() const { return is_gated(activation()) ? 2 * width() : width(); }
   int code_bits() const { return context_.shape.choices.code_bits; }
-  // RETURNS the bias of the activation's input. The input is saved without it, unless the products compute the
+  // RETURNS the bias of the activation's input, which is saved without the bias, unless the products compute the
   // activation.
   Matrix bias(const LayerCall& call) const { return context_.weight(call, in_bias_); }
 

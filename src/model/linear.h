@@ -75,8 +75,8 @@ class Linear {
   // nothing to save. Collective as `forward` is.
   virtual void keep_input(const LayerCall& call, const GemmOperand& x) = 0;
   // Computes dx = dy w, or this rank's part of the sum, times the activation's derivative if pre_activation is given.
-  // W needs dy later: REQUIRES that it lies in output_gradient_buffer, unless gradient_is_shared. Linears with FP8
-  // products save it themselves. Collective over the tensor ranks if a linear with FP8 has only a part of the gradient.
+  // REQUIRES: dy lies in output_gradient_buffer, unless gradient_is_shared, as backward_weight reads it later. Linears
+  // with FP8 products save dy themselves. Collective over the tensor ranks if a linear with FP8 has only a part of dy.
   virtual void backward_input(const LayerCall& call, const GemmOperand& dy, const Matrix& dx,
                               const Matrix& pre_activation = {}) = 0;
   // Begins to gather the other ranks' rows of the saved input for backward_weight; with all rows saved, there is

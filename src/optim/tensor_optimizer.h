@@ -15,18 +15,19 @@ namespace gptrain::inline optim {
 
 // The table of sums by tensor, and the pass that computes this rank's share. Exactly one rank adds each element, the
 // one that adds it to the norm of the gradients (StepAgreement::agree), so that the same layouts give equal bits. With
-// SummedParts::tensors the table has only tensors with weight decay; with SummedParts::parts it has the parts of all
-// tensors.
+// SummedParts::tensors the table has a row for each tensor, zero for those without weight decay, which are not summed;
+// with SummedParts::parts a row for each part of every tensor.
 class TensorSums {
  public:
-  // Uploads its segments to `tables`, device memory of table_bytes. Borrows the context's references.
+  // Uploads its segments to `tables`, device memory of table_bytes for segments and sums. Borrows all that it is given.
   TensorSums(const UpdateContext& context, std::byte* tables, SummedParts summed = SummedParts::tensors);
 
   static int64_t table_bytes(const ParameterStore& parameters, SummedParts summed = SummedParts::tensors);
 
-  const Matrix& sums() const { return sums_; }
+  const Matrix& sums() const { return sums_; }  // [rows, 2] f64, in device memory
 
-  // Calls run(operands, first_tensor, sums), the operands of TensorNorms, so that every row of the table is written.
+  // Calls run(operands, first_tensor, sums), the operands of TensorNorms, first without elements for all rows, which
+  // zeroes the table, then for each range of this rank's elements. Reads state that is on disk itself. Not collective.
   void measure(const std::function<void(const ElementUpdate&, int64_t, const Matrix&)>& run) const;
 
  private:
@@ -36,7 +37,7 @@ class TensorSums {
     int64_t first, end;
     int64_t first_segment, num_segments;
     int64_t first_row, num_rows;
-    bool masters_of_norms_only;  // elements are norms, which alone have masters (Sharding::pure)
+    bool masters_of_norms_only;  // elements are weights of norm layers, which alone have masters (Sharding::pure)
   };
   struct Measured {
     std::vector<UpdateSegment> segments;

@@ -16,14 +16,14 @@ OptimizerType muon_type();
 OptimizerType onebit_adam_type();
 OptimizerType sgd_type();
 
-// RETURNS how the ranks of onebit-adam sum momenta.
+// RETURNS beta1 and the columns of state by which the ranks of onebit-adam sum momenta. Only for that type.
 MomentumSums momentum_sums(const OptimizerConfig& config);
 
-const OptimizerType& optimizer_type(OptimizerKind kind);
+const OptimizerType& optimizer_type(OptimizerKind kind);  // the row of the table, which lives as long as the program
 
 // RETURNS the type's columns; with OptimizerConfig::ema, the column of the weights' average comes last.
 StateColumns optimizer_columns(const OptimizerConfig& config);
-// RETURNS these columns, and behind them the one of parallel.local_steps (IslandAverage).
+// RETURNS these columns, and behind them, if parallel.local_steps has an outer momentum, its column (IslandAverage).
 StateColumns state_columns(const StepConfig& config);
 
 }  // namespace gptrain::optim

@@ -88,9 +88,9 @@ struct GradientMessages {
   int64_t snapshot_bytes(bool with_factors) const;
 };
 
-// Whether gradients of a tensor are coded: those of large matrices, unless several tensor ranks must have the same
-// sum of them, which codes in other blocks would make differ. With a low rank, only matrices of which the factors are
-// at most half as large. Signs: only matrices of blocks, as rows of tables are seen by chance.
+// RETURNS true if gradients of a tensor are coded: those of a large matrix of which no two tensor ranks hold the same
+// part (blocks of codes differ by rank, so its sums would). Low rank: only if the factors have less than half of the
+// matrix' elements. Signs: only matrices of blocks, as rows of tables are seen by chance.
 bool codes_gradients(const CompressionConfig& compression, const TensorSpec& tensor, int64_t tensor_ranks);
 
 // Returns the messages of a rank; none if nothing is compressed. Tensors of which another stage has the checkpointed

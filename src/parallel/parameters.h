@@ -20,8 +20,8 @@
 namespace gptrain::inline parallel {
 
 // Division of parameters over the ranks that hold replicas of them, and their dtypes. Every unit is cut into equal
-// pieces, one for each rank of its group (ReplicaGroup). `zero` says which data a rank holds only its piece of: 1
-// optimizer state, 2 also gradients, 3 also weights. `zero` is 0 if there is one data rank.
+// pieces, one for each rank of its group (ReplicaGroup). With `zero` 1 a rank holds only its piece of the optimizer
+// state, with 2 also of the gradients, with 3 also of the weights. `zero` is 0 if there is one data rank.
 //
 // Weights are in the compute dtype. With f32 they are updated directly; with bf16 and f16 there are f32 master weights,
 // which are updated (arXiv 1710.03740). With `pure` only norms have masters: the bf16 weights themselves are updated,

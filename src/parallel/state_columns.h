@@ -89,7 +89,7 @@ inline std::vector<int64_t> stored_shape(const StateColumn& column, const Tensor
   }
 }
 
-// Returns the end of units with which each column's values are contiguous.
+// Returns the tensors that must come last in each unit for the values of every column to be contiguous.
 inline UnitEnd unit_end_for(const StateColumns& columns) {
   for (const StateColumn& column : columns) {
     if (is_of_last(column)) return UnitEnd::block_state;

@@ -61,13 +61,14 @@ class StateLayout {
   struct Range {
     int64_t offset, bytes;
   };
-  // Return the range of a unit in its place, and its place in the buffer of state while it is landed. REQUIRES: the
-  // unit is away. The range begins with the masters.
+  // Returns the range of a unit in its place, which begins with the masters. REQUIRES: the unit is away.
   Range range_away(int64_t unit) const { return ranges_[unit]; }
   // Returns the bytes of a part of the unit's range, a multiple of range_multiple.
   int64_t part_bytes(AwayPart part, int64_t unit) const { return parts_[unit][part]; }
   // Returns the start of a part in the unit's range.
   int64_t part_offset(AwayPart part, int64_t unit) const;
+  // Returns the offset of the unit's range from the start of the buffer of state. A unit on disk: a place in the
+  // landing area, which has the range only while it is landed. A unit on the host: behind the buffer, always.
   int64_t landing_offset(int64_t unit) const { return home_bytes_ + landings_[unit]; }
   // Returns whether the unit's range is read before its update and written after it.
   bool lands(int64_t unit) const { return place(unit) == MemoryPlace::disk; }

@@ -21,7 +21,8 @@ namespace gptrain::inline parallel {
 // the landing area, runs its ops, and begins to write the state. Meanwhile the state of the next units is read, as far
 // as the landing area has room, and that of the first units before the step that updates them.
 //
-// The rank's thread calls all methods. An error of the thread is thrown by the next call that waits or begins.
+// The rank's thread calls all methods. An error of the lane's thread is thrown by the next call of `end` or of a
+// function that waits.
 class UpdateLane {
  public:
   // Borrows all. `files`: null in a plan, in which ops only go to `backend` and disk transfers to the log.

@@ -215,8 +215,8 @@ LeastBytes LayoutEstimator::least_bytes(const RunLayout& layout, int64_t device_
   if (is_optimal) least.recompute = RecomputeKind::block;
   if (layout.offload == offload::optimal) least.offload = offload::all;
   const Held of_blocks = held(least, lies);
-  // "optimal" may free the inputs of blocks, too. It then uses its budget, or without one at least the saved
-  // activations of one block.
+  // "optimal" may free the inputs of blocks, too. The least bytes of its activations are then the budget; without one,
+  // the saved activations of one block.
   const int64_t given = config_.memory.activation_budget;
   const int64_t budget = !is_optimal ? 0 : given > 0 ? given : record_bytes(layout);
   for (size_t stage = 0; stage < stages; ++stage) {

@@ -142,8 +142,8 @@ void LayoutEstimator::add_stage(const RunLayout& layout, const LayoutChunks& lie
   // Gradients of the first unit are complete last.
   double sums = first.sum + (cuts_gradients(layout.zero) ? first.sum_ops : 0);
   if (!cuts_gradients(layout.zero)) {
-    // A unit's sum begins when its gradients are complete. All but the last unit's run beside the rest of the last
-    // pass.
+    // A unit's sum begins when its gradients are complete. All sums but the last unit's run beside the rest of the
+    // last pass.
     const double beside_them =
         std::max(layers - (has_embedding ? 0.0 : 1.0), 0.0) * mean_backward(layout, lies, stage, costs.splits);
     const double all = over_units([](const UpdateCost& cost) { return cost.sum; });

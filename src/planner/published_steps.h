@@ -15,7 +15,7 @@ namespace gptrain::inline planner {
 
 enum class PublishedFigure : uint8_t {
   seconds,  // seconds of a step
-  tflops,   // TFLOP/s of each device by the reference formula
+  tflops,   // TFLOP/s of each device, FLOPs counted as in arXiv 2104.04473 (with full recomputation)
   mfu,      // model FLOPs in percent of the device's matrix rate
 };
 
@@ -40,7 +40,7 @@ struct PublishedSteps {
 // Error(usage), with the file and the key, if the file or a config in it has a fault.
 PublishedSteps read_published(const std::filesystem::path& file);
 
-// Predicts each point on the machine.
+// Predicts each point on the machine: sets its `result`, or `refused` if it cannot be planned.
 void predict_published(PublishedSteps& steps);
 
 }  // namespace gptrain::planner

@@ -10,12 +10,12 @@
 namespace gptrain::inline planner {
 
 struct RunSpeed {
-  double tokens_per_second, tokens_per_gpu;
+  double tokens_per_second, tokens_per_gpu;            // both per second: of all ranks, and of one
   double model_flops_per_gpu, hardware_flops_per_gpu;  // FLOP/s
-  double mfu, hfu;   // FLOP/s per GPU over the target's full rate for products in the step's dtype
-  double gpu_hours;  // length of the run without failures
+  double mfu, hfu;   // FLOP/s per GPU over the target's full rate in f32 or, for 16 bits and FP8, in bf16
+  double gpu_hours;  // hours of the run without failures, times the ranks
 };
-// `ops`: the ops of one step, summed over all ranks.
+// RETURNS the speed of a run of `steps` steps. `ops`: the ops of one step, summed over all ranks.
 RunSpeed run_speed(const StepConfig& config, int64_t steps, const Target& target, const OpTable& ops,
                    int64_t world_size, double step_seconds);
 

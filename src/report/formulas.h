@@ -27,8 +27,8 @@ Flops reference_flops_formula(const ModelConfig& model, int64_t sequences);
 // that are generated again instead of stored: 32 s b h.
 int64_t published_block_activation_bytes(const ModelConfig& model, int64_t micro_batch);
 
-// Returns the number of parameters that a token passes through, of `all` that the model has: all but those of the
-// experts that it does not get.
+// Returns the number of parameters that a token passes through: `all` of the model without those of the experts to
+// which the token is not sent.
 int64_t active_parameters(const ModelConfig& model, int64_t all);
 
 // Returns all decimal digits.

@@ -48,7 +48,7 @@ struct Plot {
   bool y_doubles = false;               // the same for y; y_from_zero then has no effect
   bool full_width = false;              // spans the page on wide screens
   std::vector<PlotSeries> series = {};  // drawn in this order; a series without a finite point is left out
-  std::vector<PlotMark> marks = {};     // always within the range of the axis
+  std::vector<PlotMark> marks = {};     // the x axis is made long enough to show them
 };
 
 // Returns the plot as an HTML element <figure>, for a page with plot_style_css() and color_css() in its style sheet.

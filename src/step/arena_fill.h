@@ -10,15 +10,16 @@
 
 namespace gptrain::inline step {
 
-// Returns at most `most_bytes` bytes of random numbers on which products can be timed and checked. As bf16, f16 or f32
-// they have either sign and absolute values in [0.5, 1.5); as FP8 they are finite. (On zeros a product can be faster
-// than in a run.) Different keys give unrelated numbers, and the count is a prime if `most_bytes` allows it. So no row
-// of one matrix equals a row of another, and no sum of products has terms of one sign only, which tensor cores round
-// worst. REQUIRES: most_bytes is even.
+// Returns random numbers of 2 bytes each, on which products can be timed and checked: as many as `most_bytes` bytes
+// hold, at most 2^21 - 9. As bf16, f16 or f32 they have either sign and absolute values in [0.5, 1.5); as FP8 they are
+// finite. (On zeros a product can be faster than in a run.) Different keys give unrelated numbers, and 2^21 - 9 is a
+// prime. So no row of one matrix equals a row of another, and no sum of products has terms of one sign only, which
+// tensor cores round worst. REQUIRES: most_bytes is even.
 std::vector<std::byte> numbers_for_products(uint32_t key, int64_t most_bytes);
 
-// Fills `bytes` of the backend's memory with repetitions of the pattern. `copies`: the device's queue, so that the
-// pattern is uploaded once and then copied on the device; null if the device's memory is the host's.
+// Fills `bytes` of the backend's memory with repetitions of the pattern, which is not empty. `copy_queue`: the device's
+// queue, so that the pattern is uploaded once and then copied on the device, queued among the ops; null if the device's
+// memory is the host's.
 void fill_memory(Backend& backend, SideQueue* copy_queue, std::byte* memory, int64_t bytes,
                  const std::vector<std::byte>& pattern);
 void zero_memory(Backend& backend, SideQueue* copy_queue, std::byte* memory, int64_t bytes);

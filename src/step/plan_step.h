@@ -38,7 +38,7 @@ struct PlanCase {
   int64_t world_size = 1;
 };
 
-// Plans one step of a rank. `choices`: the choices for the rank's stage. `like`: see design_step.
+// Plans one step of a rank. `choices`: the choices for the rank's stage. `like`, and errors: see design_step.
 StepPlan plan_step(const PlanCase& run, const StepChoices& choices, int64_t rank = 0,
                    const std::shared_ptr<const Program>& like = nullptr);
 

@@ -91,6 +91,7 @@ struct StepDesign {
 
 // Makes the design for the rank of `groups`. `choices`: the choices for the rank's stage. `like`: the training program
 // of another rank of this stage, or null; the design shares it if this rank's program would be equal.
+// THROWS Error(usage) if gradients on disk cannot be combined with the pipeline schedule.
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
                        const std::shared_ptr<const Program>& like = nullptr);
 

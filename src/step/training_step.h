@@ -44,7 +44,7 @@ class TrainingStep {
  public:
   // Takes the design's arenas from `backend`. Borrows the backend, the groups and the members of `updates`.
   // REQUIRES: the design is for the rank of the groups. Weights and state are undefined until `initialize`, or until
-  // the caller has written `state()` and called weights_changed.
+  // the caller has written `state()` and called weights_changed. THROWS Error(device) if there is not enough memory.
   TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
                const UpdateDevice& updates = {});
   // Waits until no other rank reads this rank's memory.
@@ -107,8 +107,8 @@ class TrainingStep {
   // dropout.
   double evaluate(int64_t micro_batches, MicroBatchSource& source);
 
-  // Returns this rank's training state, in device memory (see ParameterStore::state). Waits for gathers. Not
-  // collective.
+  // Returns all training state that this rank updates, in device memory, or with `written_only` the part that it writes
+  // to a checkpoint (see ParameterStore::state). Waits for gathers. Not collective.
   std::vector<StateSlice> state(bool written_only = false) const;
   // Whether values of `state()` may be away. Their addresses are then those of no memory.
   bool has_state_away() const;

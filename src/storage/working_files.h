@@ -64,8 +64,8 @@ class WorkingFiles {
   // read. THROWS Error(checkpoint) if an earlier transfer failed.
   Ticket begin_read(size_t piece, std::byte* to);
   Ticket begin_write(size_t piece, const std::byte* from);
-  // Waits for the ticket and returns its times; zeros if it was awaited before. THROWS Error(checkpoint), which names
-  // file and piece, if this or an earlier transfer failed or a block has another checksum than was written.
+  // Waits for the ticket and returns its times; zeros if it is `done` or was awaited before. THROWS Error(checkpoint),
+  // which names file and piece, if this or an earlier transfer failed or a block has another checksum than was written.
   Times wait(Ticket ticket);
   // Returns true if `wait` would return or throw at once.
   bool is_over(Ticket ticket);

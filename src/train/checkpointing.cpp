@@ -133,7 +133,8 @@ void Checkpointing::start_from_weights(const fs::path& checkpoint) {
   if (const std::string warning = rise_warning(checkpoint); !warning.empty()) print_err("warning: {}\n", warning);
   const std::optional<TokenizerRecord> before = read_tokenizer(checkpoint);
   if (before && data_.tokenizer && before->sha256 != data_.tokenizer->sha256)
-    print_err("warning: the data have another tokenizer than {}\n", checkpoint.string());
+    print_err("warning: the data have another tokenizer than {}: its weights know other tokens by these ids\n",
+              checkpoint.string());
   if (before && !data_.tokenizer && !before->text.empty())
     print_out("note: the tokenizer of the data is not known; data.tokenizer = {} is that of the weights\n",
               before->is_bytes() ? "bytes" : (checkpoint / tokenizer_name).string());

@@ -1,4 +1,5 @@
-// Files of run.out that describe the run: config.json and run.json.
+// Files of run.out that describe the run: config.json, and run.json with the numbers of parameters and of bytes
+// (memory_json).
 #pragma once
 
 #include <filesystem>
@@ -13,7 +14,8 @@ inline constexpr const char* memory_name = "run.json";
 std::filesystem::path moved_aside(const std::filesystem::path& path, int number);
 
 // Writes `text` to `path`. A file of a user there is kept as PATH.old-N; an earlier one of gptrain, plain JSON with the
-// same sections, is replaced. Returns a warning if a file was kept, else empty. THROWS Error(usage).
+// same sections, is replaced. Returns a warning if a file was kept, else empty. THROWS Error(usage) if that
+// file cannot be renamed, or `path` cannot be written.
 std::string write_run_file(const std::filesystem::path& path, const std::string& text);
 
 // THROWS Error(usage) if a run in the folder `out` would replace `given`, the config file named on the command line,

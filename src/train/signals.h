@@ -31,8 +31,8 @@ class StopSignals {
   std::thread thread_;
 };
 
-// Discards further standard output and error if they go to a terminal that is gone and fails every write. Returns true
-// if either is discarded, now or since an earlier call. SIGHUP calls it, but a write may fail before that signal comes.
+// Discards further standard output, and standard error, if its terminal is gone and fails every write. Returns true if
+// one of them is discarded, now or since an earlier call. Called at SIGHUP, and after a write that failed before it.
 bool leave_lost_terminal();
 
 // Flushes the lines that a run has printed so far. If that fails, e.g. by a full disk or a closed pipe, prints one

@@ -28,8 +28,10 @@ class Validation {
   // Rank 0 warns where the data hold fewer samples than run.validation_samples.
   void warn_of_repeats() const;
   // Evaluates the weights after `step`, or with run.validate_ema their average, which the first update begins, and
-  // reports the loss; does nothing if this object has evaluated the step before. Returns false if a stop left it out; a
-  // run that resumes from the step does it then. Collective over the world, while no step is running.
+  // reports the loss; returns true at once if the step has been evaluated. Returns false if a stop left it out; a run
+  // that resumes from the step does it then. THROWS Error(data) if data cannot be read, and
+  // Error(diverged) if experts had no room for their rows (refuse_overflow). Collective over the world, while no step
+  // is running.
   bool run(int64_t step);
   // Returns true if the loss of the last evaluation was not finite.
   bool is_lost() const { return lost_; }

@@ -191,7 +191,7 @@ class Import(CheckpointCase):
         out = self.succeed("checkpoint", "import", "--hf", "hf", "imported")
         self.assertIn("note: not imported: vocab.txt, tokenizer_config.json, chat_template.jinja, which a checkpoint does not "
                       "hold; an export writes its own\n", out)
-        self.assertIn("note: no tokenizer is imported: the folder holds none; name it in data.tokenizer, or with --tokenizer\n", out)
+        self.assertIn("note: no tokenizer is imported: the folder holds none; name one in data.tokenizer, and in generate --tokenizer\n", out)
 
     def test_what_becomes_of_a_tokenizer(self):
         """An import carries the tokenizer over or says how to name one, and so does a run from the imported weights."""

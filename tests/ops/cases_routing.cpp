@@ -326,7 +326,7 @@ void check_balance(Trial& trial, bool skip) {
                            .routed = trial.input(DType::f64, 1, 15, routed).matrix(),
                            .values = values.matrix()});
   if (!skip) {
-    expected[1] += 0.5;  // 1 of a mean of 3; the next has the mean
+    expected[1] += 0.5;  // expert 1 has 1 token, the mean is 3; expert 2 has the mean
     const std::vector<double> excess = {1, -1, 0, 0}, change = {-0.5, 0.5, 0, 0};
     for (size_t i = 0; i < 4; ++i) {
       expected[4 + i] = excess[i];

@@ -27,7 +27,7 @@ inline int64_t end_of_gradients(const TrainingStep& step, const DeviceMemory& ar
 }
 
 // Returns true if workspaces are largest for rows of all tensor ranks: B and W are separate, or forward saves a tensor
-// in another form than it computes. The rank's own part of the rows, the last one on the last rank, is not written.
+// in another form than it computes. The rank's own rows, on the last rank the last ones, are not written.
 inline bool peaks_in_gather(const RunConfig& config) {
   const auto& order = pipeline_order_names[static_cast<size_t>(config.parallel.pipeline_schedule)];
   const bool keeps_other_forms = config.memory.activation_bits < 16 || config.memory.saved_inputs < 16 ||

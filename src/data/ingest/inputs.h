@@ -32,7 +32,7 @@ class TextFields {
   TextFields() = default;
   explicit TextFields(std::vector<std::string> words);
 
-  const std::string& of(const std::filesystem::path& input) const;
+  const std::string& of(const std::filesystem::path& input) const;  // name for this input
   // Returns true if a word applies to the input.
   bool is_given(const std::filesystem::path& input) const;
   const std::vector<std::string>& words() const { return words_; }
@@ -53,9 +53,9 @@ class TextFields {
 struct ReadOptions {
   TextFields fields;
   std::optional<InputKind> kind;  // format of all inputs; nullopt: detected by name and content
-  // Largest record of JSONL or CSV, and largest text of the standard input that cannot be read in parts.
+  // Limits of texts and records that must be in memory as a whole. max_record_bytes: a record of JSONL or CSV, and
+  // anything of the standard input. max_whole_bytes: a text without a place to cut it, or a JSON list, in a file.
   int64_t max_record_bytes = int64_t{256} << 20;
-  // Largest text or JSON list of a file that cannot be read in parts.
   int64_t max_whole_bytes = int64_t{4} << 30;
 };
 

@@ -42,8 +42,8 @@ class PieceCache {
   // Announces a find(): the table is larger than the processor's caches.
   void prefetch(const Key& key) const { __builtin_prefetch(&entries_[slot_of(key)]); }
 
-  // Writes the ids of a piece to `out`, which has room for inline_ids more than there are. Returns the number of ids;
-  // 0: not found.
+  // Writes the ids of a piece to `out` and returns their number; 0: not found. REQUIRES: `out` has room for the
+  // ids of the piece, and at least for inline_ids; elements behind the piece's ids may be overwritten, too.
   size_t find(const Key& key, int32_t* out) const {
     const size_t slot = slot_of(key);
     for (const size_t way : {slot, slot ^ 1}) {

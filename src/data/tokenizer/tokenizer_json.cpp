@@ -254,7 +254,7 @@ class Reader {
     }
     const bool has_bytes = ids_.contains("<0x00>") && ids_.contains("<0xFF>");
     if (!is_byte_level_ && !characters.unknown && !(characters.byte_fallback && has_bytes)) {
-      refuse("model", "has neither ByteLevel nor a token for unknown characters: texts would lose characters");
+      refuse("model", "has neither ByteLevel nor a token for unknown characters: encoding would drop them");
     }
   }
 
@@ -271,7 +271,7 @@ class Reader {
       parts_.unigram.scores.push_back(entry[1].get<double>());
     }
     const json& unknown = member(model, "unk_id");
-    if (unknown.is_null()) refuse("model.unk_id", "is not given: texts would lose characters");
+    if (unknown.is_null()) refuse("model.unk_id", "is not given: encoding would drop characters that have no token");
     if (!unknown.is_number_unsigned() || unknown.get<size_t>() >= parts_.tokens.size())
       refuse("model.unk_id", "is no token");
     parts_.unigram.unknown = unknown.get<int32_t>();

@@ -27,8 +27,8 @@ class TeamSize {
   int dynamic_before_;
 };
 
-// Calls body(first, end) on contiguous shares of [0, count). The team is either complete or one thread: libgomp ends
-// the threads that a smaller team leaves out, and starting them again is slow.
+// Runs body(first, end) on contiguous shares of [0, count), one a thread; body may not throw. The team is either
+// complete or one thread: libgomp ends the threads that a smaller team leaves out, and starting them again is slow.
 template <typename Body>
 void parallel_shares(int num_threads, int64_t count, const Body& body) {
   if (num_threads == 1 || count <= 1) {

@@ -43,7 +43,7 @@ struct PipelineShape {
 
 struct PipelineSchedule {
   std::string_view name;         // value of parallel.pipeline_schedule
-  int32_t least_chunks = 1;      // per stage
+  int32_t least_chunks = 1;      // per stage; REQUIRED of a shape
   int32_t most_chunks = 1;       // per stage; 0: any number
   bool splits_backward = false;  // has backward_input and backward_weight in place of backward
   // Returns the stage that holds a chunk.

@@ -80,8 +80,8 @@ TEST_CASE("What is exported and imported is the same model, and is exported agai
       const HfImport read = hf.import();
       INFO(read.architecture << " " << dtype_name(dtype));
       classes.insert(read.architecture);
-      CHECK(read.notes == std::vector<std::string>{"no tokenizer is imported: the folder holds none; name it in "
-                                                   "data.tokenizer, or with --tokenizer"});
+      CHECK(read.notes == std::vector<std::string>{"no tokenizer is imported: the folder holds none; name one in "
+                                                   "data.tokenizer, and in generate --tokenizer"});
       CHECK(read.parameters == hf.model().spec().parameters());
       check_model(hf.checkpoint());
       verify_checkpoint(hf.checkpoint());

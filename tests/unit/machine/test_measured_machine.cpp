@@ -169,7 +169,7 @@ TEST_CASE("a measured machine reads back as it was written") {
   CHECK(of_rank.sharing == 2);
   CHECK(of_rank.num_threads == 2);
   CHECK(message_of([&] { cluster_of(device, "dgx-h100"); }) ==
-        "--cluster dgx-h100: leave this out: mine is one machine, and its profile has its links");
+        "--cluster dgx-h100: leave this out: mine is one machine, and its profile has the speed of its links");
 }
 
 TEST_CASE("a measured profile's faults are told together, each with its key") {

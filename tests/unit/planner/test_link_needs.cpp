@@ -140,7 +140,8 @@ TEST_CASE("a CPU, a GPU of this machine, and a part of the state are refused") {
   Target gpu = planned_target(machine_named({"v100-32g", "dgx-2", ""}, true), 0, 1);
   Target cpu;
   CHECK(refusal(config_with(on_host), gpu).empty());
-  CHECK(refusal(config_with(on_host), cpu).find("the memory of a CPU is the host's already") != std::string::npos);
+  CHECK(refusal(config_with(on_host), cpu).find("on a CPU the state lies in the host's memory anyway") !=
+        std::string::npos);
   CHECK(refusal(config_with({"memory.offload_optimizer=disk", "memory.disk_path=/scratch",
                              "memory.offload_update=delayed", "precision.compute=fp32"}),
                 gpu)

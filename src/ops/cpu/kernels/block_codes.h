@@ -161,8 +161,8 @@ inline void decode_block(const uint8_t* codes, float scale, float* values) {
 }
 
 // Tables for a value's position in its decade: cells (1 + u), where `cells` is the decade's number of cells and u rises
-// from 0 at a tenth of its upper end to 1 at the end. The highest mantissa bits of 1 + u = scale x + 8 / 9 are the
-// place. Magnitude 1 is a decade of its own, and so is zero with a sign.
+// from 0 at a tenth of its upper end to 1 at the end. The highest mantissa bits of 1 + u = scale x + 8 / 9 give
+// the position. Magnitude 1 is a decade of its own, and so is zero with a sign.
 template <bool has_sign>
 struct OctaveTables {
   // For each exponent of a number from 2^-23 to 1, modulo 32: the border between decades in that octave, or a number

@@ -102,7 +102,7 @@ struct ChosenScores {
 };
 
 // Adds the gradients of a row's logits through the weights of its experts, whose scores are s and slope ds / dlogit of
-// the expert's own logit. RETURNS the sum of s times its gradient, which a softmax over all experts takes off.
+// the expert's own logit. RETURNS S, the sum of s times its gradient; a softmax subtracts s S from all gradients.
 template <typename Score, typename Slope>
 float add_weight_gradients(const RouteTokensBackward& op, int64_t row, const Score& score, const Slope& slope) {
   const float* const logits = row_of<const float>(op.logits, row);

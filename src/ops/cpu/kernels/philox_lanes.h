@@ -41,7 +41,7 @@ inline PhiloxWords product_of_low_halves(PhiloxWords a, PhiloxWords b) {
 #endif
 }
 
-// The counters {c0, c1, c2, c3}, {c0 + 1, c1, c2, c3}, ... under one key.
+// The key and words 1 to 3 that all counters share; CounterLanes has word 0 of each.
 struct DropoutCounters {
   uint32_t k0, k1;
   uint32_t c1, c2, c3;
@@ -49,7 +49,6 @@ struct DropoutCounters {
   float keep_scale;
 };
 
-// The same counters without dropout's parameters.
 struct PhiloxCounters {
   uint32_t k0, k1;
   uint32_t c1, c2, c3;
@@ -57,7 +56,7 @@ struct PhiloxCounters {
 
 using DrawnWords [[gnu::vector_size(philox_bytes)]] = uint32_t;
 
-// Counters i < philox_counters, in an order of lanes that follows the interleaving of word pairs below.
+// Word 0 of counters i < philox_counters. The order of lanes lets for_philox_words give words in counter order.
 struct CounterLanes {
   PhiloxWords c0[philox_vectors];
 
@@ -78,8 +77,8 @@ struct CounterLanes {
   }
 };
 
-// Calls body(n, front, back): words 4 i + w of counters i < philox_counters are front's lanes and then back's from word
-// n on.
+// Draws words 0 to 3 of counters i < philox_counters. With all words in one list, word w of counter i at 4 i + w, calls
+// body(n, front, back) for each part of the list: the words from n on are the lanes of `front`, then those of `back`.
 template <typename Counters, typename Body>
 inline void for_philox_words(const Counters& at, const CounterLanes& counters, const Body& body) {
   PhiloxWords low, high;
@@ -128,12 +127,12 @@ inline void dropout_factors(float* factors, const DropoutCounters& at, const Cou
   });
 }
 
-// The same for counters first + i.
+// The same for counters whose word 0 is first + i.
 inline void dropout_factors(float* factors, const DropoutCounters& at, uint32_t first) {
   dropout_factors(factors, at, CounterLanes(first));
 }
 
-// words[4 i + w], i < philox_counters: word w of counter first + i.
+// words[4 i + w], i < philox_counters: word w of the counter whose word 0 is first + i.
 inline void philox_words(uint32_t* words, const PhiloxCounters& at, uint32_t first) {
   for_philox_words(at, CounterLanes(first), [&](int word, DrawnWords front, DrawnWords back) {
     const DrawnWords results[2] = {front, back};

@@ -121,7 +121,7 @@ void update_each_block(const Op& op, const typename Op::Formula& formula, int64_
                        std::index_sequence<more...>) {
   BlockMoments moments[2];
   int64_t next = 0;    // first segment that does not end before the block
-  int64_t begun = -1;  // segment that `own` has begun; -1: none
+  int64_t begun = -1;  // segment for which `own` is set up; -1: none
   auto own = formula;
   if (first < end) decode_moments(op, first, moments[first % 2]);
   for (int64_t block = first; block < end; ++block) {
