@@ -64,6 +64,32 @@ void pack_depth(Unit* out, const T* from, int64_t from_stride, int64_t depth, in
   }
 }
 
+// Fetches a tile of an operand, whose rows are contiguous, before it is packed.
+template <typename T>
+void fetch_tile(const T* from, int64_t stride, int64_t rows, int64_t cols) {
+  constexpr int64_t line = 64 / static_cast<int64_t>(sizeof(T));
+  for (int64_t row = 0; row < rows; ++row)
+    for (int64_t col = 0; col < cols; col += line) __builtin_prefetch(from + row * stride + col);
+}
+
+// Writes a tile of c without reading it into a cache first. RETURNS false, and writes nothing, if its place in c has no
+// whole cache lines.
+bool write_past_caches([[maybe_unused]] float* c, [[maybe_unused]] int64_t stride, [[maybe_unused]] const float* tile,
+                       [[maybe_unused]] int64_t rows, [[maybe_unused]] int64_t cols) {
+#ifdef __AVX512F__
+  constexpr int64_t line_bytes = 64;
+  if (cols % lanes != 0 || stride % lanes != 0 || reinterpret_cast<uintptr_t>(c) % line_bytes != 0) return false;
+  for (int64_t row = 0; row < rows; ++row) {
+    for (int64_t col = 0; col < cols; col += lanes)
+      _mm512_stream_ps(c + row * stride + col, reinterpret_cast<__m512>(load(tile + row * tile_size + col)));
+  }
+  _mm_sfence();
+  return true;
+#else
+  return false;
+#endif
+}
+
 template <typename T, bool pairs>
 void tiled_linear_of(const TiledLinear& op, int64_t row, int64_t col, const TiledLinearBuffers& buffers) {
   constexpr int64_t tile_units = pairs ? tile_size / 2 : tile_size;  // units in the depth of a tile
@@ -92,6 +118,14 @@ void tiled_linear_of(const TiledLinear& op, int64_t row, int64_t col, const Tile
       pack_rows<pairs>(buffers.staging, tile_units, b_tile, op.b_col_stride, cols, depth);
       transpose(buffers.b, tile_size, buffers.staging, tile_units, tile_size, tile_units);
     }
+    if (const int64_t next = smaller(tile_size, op.depth - first - tile_size); next > 0) {
+      const T* const next_tile = b_tile + tile_size * op.b_row_stride;
+      if (op.b_col_stride == 1) {
+        fetch_tile(next_tile, op.b_row_stride, next, cols);
+      } else {
+        fetch_tile(next_tile, op.b_col_stride, cols, next);
+      }
+    }
     const ProductSizes sizes{round_up(rows, product_rows), round_up(cols, 16), pairs ? (depth + 1) / 2 : depth};
     product<pairs>({buffers.c, tile_size}, left, {buffers.b, tile_size}, sizes, first > 0);
   }
@@ -111,6 +145,7 @@ void tiled_linear_of(const TiledLinear& op, int64_t row, int64_t col, const Tile
       for (int64_t i = 0; i < cols; ++i) buffers.c[r * tile_size + i] += c[r * op.c_stride + i];
     }
   }
+  if (op.writes_past_caches && write_past_caches(c, op.c_stride, buffers.c, rows, cols)) return;
   store_rows(c, op.c_stride, buffers.c, tile_size, rows, cols, 1.0F);
 }
 
