@@ -90,14 +90,74 @@ bool write_past_caches([[maybe_unused]] float* c, [[maybe_unused]] int64_t strid
 #endif
 }
 
+// A tile of the result.
+struct CTile {
+  int64_t row, col, rows, cols;
+};
+
+// Adds the op's bias, or what c has, to a tile of the result, and stores it.
+template <typename T>
+void store_tile_of(const TiledLinear& op, const CTile& at, float* tile) {
+  if (op.bias != nullptr) {
+    const T* const bias = static_cast<const T*>(op.bias) + at.col;
+    for (int64_t r = 0; r < at.rows; ++r) {
+      for (int64_t i = 0; i < at.cols; ++i) tile[r * tile_size + i] += as_float(bias[i]);
+    }
+  }
+  if (op.c_dtype == DType::bf16) {
+    bf16* const c = static_cast<bf16*>(op.c) + at.row * op.c_stride + at.col;
+    store_rows(c, op.c_stride, tile, tile_size, at.rows, at.cols, 1.0F);
+    return;
+  }
+  float* const c = static_cast<float*>(op.c) + at.row * op.c_stride + at.col;
+  if (op.accumulate) {
+    for (int64_t r = 0; r < at.rows; ++r) {
+      for (int64_t i = 0; i < at.cols; ++i) tile[r * tile_size + i] += c[r * op.c_stride + i];
+    }
+  }
+  if (op.writes_past_caches && write_past_caches(c, op.c_stride, tile, at.rows, at.cols)) return;
+  store_rows(c, op.c_stride, tile, tile_size, at.rows, at.cols, 1.0F);
+}
+
+// Computes a tile of pairs whose columns of b are contiguous, as those of weights in a forward pass. They are read
+// where they lie, as the left operand: the tile is computed with rows and columns swapped.
+[[maybe_unused]] void tile_by_columns(const TiledLinear& op, const CTile& at, const TiledLinearBuffers& buffers) {
+  constexpr int64_t tile_units = tile_size / 2;
+  constexpr int64_t whole_lines = tile_products ? amx_rows : product_rows,
+                    whole_depth = tile_products ? 2 * amx_units : 2;
+  const bf16* const a = static_cast<const bf16*>(op.a) + at.row * op.a_row_stride;
+  const bf16* const b = static_cast<const bf16*>(op.b) + at.col * op.b_col_stride;
+  const bool has_units = op.b_col_stride % 2 == 0 && reinterpret_cast<uintptr_t>(b) % sizeof(Unit) == 0;
+  const int64_t columns = round_up(at.rows, 16);
+  for (int64_t first = 0; first < op.depth; first += tile_size) {
+    const int64_t depth = smaller(tile_size, op.depth - first);
+    pack_rows<true>(buffers.staging, tile_units, a + first, op.a_row_stride, at.rows, depth);
+    transpose(buffers.a, tile_size, buffers.staging, tile_units, columns, tile_units);
+    LeftOperand left{reinterpret_cast<const Unit*>(b + first), op.b_col_stride / 2, 1};
+    if (!has_units || at.cols % whole_lines != 0 || depth % whole_depth != 0) {
+      pack_rows<true>(buffers.b, tile_units, b + first, op.b_col_stride, at.cols, depth);
+      left = {buffers.b, tile_units, 1};
+    }
+    if (const int64_t next = smaller(tile_size, op.depth - first - tile_size); next > 0)
+      fetch_tile(b + first + tile_size, op.b_col_stride, at.cols, next);
+    const ProductSizes sizes{round_up(at.cols, product_rows), columns, (depth + 1) / 2};
+    product<true>({buffers.c, tile_size}, left, {buffers.a, tile_size}, sizes, first > 0);
+  }
+  transpose(buffers.staging, tile_size, reinterpret_cast<const Unit*>(buffers.c), tile_size, tile_size, columns);
+  store_tile_of<bf16>(op, at, reinterpret_cast<float*>(buffers.staging));
+}
+
 template <typename T, bool pairs>
 void tiled_linear_of(const TiledLinear& op, int64_t row, int64_t col, const TiledLinearBuffers& buffers) {
   constexpr int64_t tile_units = pairs ? tile_size / 2 : tile_size;  // units in the depth of a tile
-  const int64_t rows = smaller(tile_size, op.rows - row);
-  const int64_t cols = smaller(tile_size, op.cols - col);
+  const CTile at{row, col, smaller(tile_size, op.rows - row), smaller(tile_size, op.cols - col)};
+  const int64_t rows = at.rows, cols = at.cols;
   const T* const a = static_cast<const T*>(op.a);
   const T* const b = static_cast<const T*>(op.b);
   if (op.depth == 0) std::memset(buffers.c, 0, sizeof(float) * tile_size * tile_size);
+  if constexpr (pairs) {
+    if (op.depth > 0 && op.a_col_stride == 1 && op.b_row_stride == 1) return tile_by_columns(op, at, buffers);
+  }
   for (int64_t first = 0; first < op.depth; first += tile_size) {
     const int64_t depth = smaller(tile_size, op.depth - first);
     const T* const a_tile = a + row * op.a_row_stride + first * op.a_col_stride;
@@ -129,24 +189,7 @@ void tiled_linear_of(const TiledLinear& op, int64_t row, int64_t col, const Tile
     const ProductSizes sizes{round_up(rows, product_rows), round_up(cols, 16), pairs ? (depth + 1) / 2 : depth};
     product<pairs>({buffers.c, tile_size}, left, {buffers.b, tile_size}, sizes, first > 0);
   }
-  if (op.bias != nullptr) {
-    const T* const bias = static_cast<const T*>(op.bias) + col;
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t i = 0; i < cols; ++i) buffers.c[r * tile_size + i] += as_float(bias[i]);
-    }
-  }
-  if (op.c_dtype == DType::bf16) {
-    store_rows(static_cast<bf16*>(op.c) + row * op.c_stride + col, op.c_stride, buffers.c, tile_size, rows, cols, 1.0F);
-    return;
-  }
-  float* const c = static_cast<float*>(op.c) + row * op.c_stride + col;
-  if (op.accumulate) {
-    for (int64_t r = 0; r < rows; ++r) {
-      for (int64_t i = 0; i < cols; ++i) buffers.c[r * tile_size + i] += c[r * op.c_stride + i];
-    }
-  }
-  if (op.writes_past_caches && write_past_caches(c, op.c_stride, buffers.c, rows, cols)) return;
-  store_rows(c, op.c_stride, buffers.c, tile_size, rows, cols, 1.0F);
+  store_tile_of<T>(op, at, buffers.c);
 }
 
 void tiled_linear(const TiledLinear& op, int64_t row, int64_t col, const TiledLinearBuffers& buffers) {
