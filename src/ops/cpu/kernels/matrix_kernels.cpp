@@ -95,7 +95,7 @@ struct CTile {
   int64_t row, col, rows, cols;
 };
 
-// Adds the op's bias, or what c has, to a tile of the result, and stores it.
+// Adds the op's bias, or c if the op accumulates, to a tile of the result, and stores it.
 template <typename T>
 void store_tile_of(const TiledLinear& op, const CTile& at, float* tile) {
   if (op.bias != nullptr) {
