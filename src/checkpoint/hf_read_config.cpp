@@ -228,7 +228,10 @@ class HfConfigReader {
     const bool is_mixtral = result_.hf.architecture == HfArchitecture::mixtral;
     const bool is_qwen2 = result_.hf.architecture == HfArchitecture::qwen2_moe;
     const int64_t usual_top_k = is_mixtral ? 2 : is_qwen2 ? 4 : 8;
-    Json moe = {{"experts", is_mixtral ? count("num_local_experts", 8) : count("num_experts", is_qwen2 ? 60 : 128)},
+    // transformers 5.24 renamed num_experts of Qwen3-MoE.
+    const bool is_local = is_mixtral || (!is_qwen2 && document_.contains("num_local_experts"));
+    const int64_t usual_experts = is_mixtral ? 8 : is_qwen2 ? 60 : 128;
+    Json moe = {{"experts", count(is_local ? "num_local_experts" : "num_experts", usual_experts)},
                 {"top_k", count("num_experts_per_tok", usual_top_k)}};
     if (is_qwen2) hf_add_shared_experts(count("shared_expert_intermediate_size", 5632), moe);
     if (is_mixtral) {

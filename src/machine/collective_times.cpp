@@ -143,6 +143,25 @@ double collective_seconds(const ClusterProfile& cluster, const GroupSpan& span, 
   return INFINITY;
 }
 
+// The experts of a token are all outside a part of E / parts experts with probability C(E - E / parts, k) / C(E, k).
+double TokenRoutes::expected_parts(int64_t parts) const {
+  double outside = 1;
+  for (int64_t i = 0; i < top_k; ++i)
+    outside *= std::max(1 - static_cast<double>(experts / parts) / static_cast<double>(experts - i), 0.0);
+  return static_cast<double>(parts) * (1 - outside);
+}
+
+// Tokens go to the rank with the sender's local index on another node, which passes them on inside the node.
+double exchange_by_nodes_seconds(const ClusterProfile& cluster, const GroupSpan& span, const TokenRoutes& routes,
+                                 double bytes) {
+  const Rates rates = rates_of(cluster, span);
+  const double local = span.on_a_node(), tokens = bytes / static_cast<double>(routes.top_k);
+  const double to_nodes = routes.expected_parts(std::llround(span.nodes)) * (span.nodes - 1) / span.nodes;
+  const double to_ranks = routes.expected_parts(std::llround(span.ranks)) * (local - 1) / local;
+  const double latency = span.nodes > 1 ? cluster.nic_latency_seconds : cluster.link_latency_seconds;
+  return std::max(tokens * to_nodes / rates.network, tokens * to_ranks / rates.link) + latency;
+}
+
 CollectiveTime collective_time(const ClusterProfile& cluster, const GroupSpan& span, Operation operation,
                                double bytes) {
   CollectiveTime best{INFINITY};

@@ -43,4 +43,20 @@ double collective_seconds(const ClusterProfile& cluster, const GroupSpan& span, 
 // Returns the time of the fastest algorithm, which libraries are assumed to choose.
 CollectiveTime collective_time(const ClusterProfile& cluster, const GroupSpan& span, Operation operation, double bytes);
 
+// Routing of tokens to experts, which are spread evenly over the ranks of a group.
+struct TokenRoutes {
+  int64_t experts = 1;
+  int64_t top_k = 1;  // different experts of a token
+
+  // Returns how many of `parts` parts with equally many experts have at least one of a token's experts, on average over
+  // uniform choices. REQUIRES: `parts` divides `experts`.
+  double expected_parts(int64_t parts) const;
+};
+
+// Returns the seconds of an exchange that sends a token once to each node with any of its experts, and there once to
+// each such rank. On the way back, a node's results of a token are summed before they leave it. `bytes`: of the rows
+// that one rank would send if each of a token's experts got a row. REQUIRES: the group has several ranks.
+double exchange_by_nodes_seconds(const ClusterProfile& cluster, const GroupSpan& span, const TokenRoutes& routes,
+                                 double bytes);
+
 }  // namespace gptrain::machine

@@ -126,6 +126,7 @@ size_t spending_of(const Event& event) {
 EventTimes::EventTimes(const Machine& machine, const StepConfig& config, int64_t threads, const Mesh& mesh,
                        int64_t rank, int64_t sharing)
     : machine_(machine),
+      routes_{config.model.moe.experts, config.model.moe.top_k},
       tensor_ranks_(config.parallel.tensor),
       rows_(config.batch.micro * (config.model.sequence_length / config.parallel.context)),
       world_size_(std::max(mesh.world_size(), sharing)),
@@ -155,7 +156,14 @@ CollectiveTime EventTimes::collective(const Event& event) const {
                                         world_size_, operation, bytes),
             Algorithm::direct};
   }
-  return collective_time(machine_->cluster, span, operation, bytes);
+  const bool moves_tokens =
+      static_cast<GroupKind>(event.channel.group) == GroupKind::expert && operation == Operation::all_to_all_v;
+  CollectiveTime time =
+      moves_tokens && machine_->software.sends_tokens_once && span.ranks > 1
+          ? CollectiveTime{exchange_by_nodes_seconds(machine_->cluster, span, routes_, bytes), Algorithm::hierarchical}
+          : collective_time(machine_->cluster, span, operation, bytes);
+  if (moves_tokens) time.seconds *= 1 - machine_->software.hidden_exchange;
+  return time;
 }
 
 double EventTimes::op_seconds(const Event& op) const {

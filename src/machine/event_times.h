@@ -97,6 +97,7 @@ class EventTimes {
 
   std::optional<Machine> machine_;
   EnumArray<GroupKind, GroupSpan, num_group_kinds> spans_{};
+  TokenRoutes routes_ = {};
   int64_t tensor_ranks_ = 1;
   int64_t rows_ = 0;  // tokens of a micro-batch
   int64_t world_size_ = 1;

@@ -36,6 +36,8 @@ Software find_software(std::string_view name, double compute_capability) {
   software.overlaps[LaneKind::weights] = overlaps_data;
   software.gathers_before_products = reader.flag("gathers_before_products");
   software.sums_gradients_last = reader.flag("sums_gradients_last");
+  software.sends_tokens_once = reader.flag("experts.sends_tokens_once");
+  software.hidden_exchange = reader.share_from_0("experts.hidden_exchange");
   software.nic_share = reader.share("nic_share");
   software.slowness = slowness_of(reader, compute_capability);
   reader.finish();

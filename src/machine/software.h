@@ -26,8 +26,11 @@ struct Software {
   // With sequence parallelism all rows are gathered before the product; gptrain multiplies each piece as it arrives.
   bool gathers_before_products = false;
   bool sums_gradients_last = false;  // sums gradients after all passes; gptrain sums a unit's once they are complete
-  double nic_share = 1;              // share of gptrain's rate between nodes that its collectives reach
-  double slowness = 1;               // time of a step over the time that the rest of this profile gives
+  // A token goes once to a node with several of its experts (exchange_by_nodes_seconds); gptrain sends a row for each.
+  bool sends_tokens_once = false;
+  double hidden_exchange = 0;  // share of the exchanges of tokens that other micro-batches' passes hide
+  double nic_share = 1;        // share of gptrain's rate between nodes that its collectives reach
+  double slowness = 1;         // time of a step over the time that the rest of this profile gives
 
   bool is_own() const { return name == own_software; }
 

@@ -41,9 +41,14 @@ class NumberUpload {
 
   // Adds first, first + 1 and so on.
   void add_run(int32_t first, int32_t count) {
-    for (int32_t i = 0; i < count; ++i) {
+    while (count > 0) {
       if (used_ == piece_.size()) flush();
-      piece_[used_++] = first + i;
+      const auto part = static_cast<int32_t>(std::min(static_cast<size_t>(count), piece_.size() - used_));
+      int32_t* const to = piece_.data() + used_;
+      for (int32_t i = 0; i < part; ++i) to[i] = first + i;
+      used_ += static_cast<size_t>(part);
+      first += part;
+      count -= part;
     }
   }
   void flush() {

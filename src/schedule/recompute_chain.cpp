@@ -111,7 +111,30 @@ class ChainSolver::Tables {
       for (int64_t m = up(u.saved_bytes + u.backward_bytes); m <= pieces_; ++m) least[m] = u.saved_seconds;
       return;
     }
-    for (int64_t m = 0; m <= pieces_; ++m) least[m] = best_recompute(first, last, m).first;
+    offer_recomputes(first, last, least);
+  }
+
+  // Lowers each of `least` to the seconds of best_recompute. Each decision is offered for all sizes in one loop.
+  void offer_recomputes(int32_t first, int32_t last, std::vector<double>& least) const {
+    const ChainUnit& u = unit(first);
+    const int64_t forward = up(u.written_bytes() + u.output_bytes + chain_.gradient_bytes);
+    const auto offer = [&](int64_t least_pieces, double seconds, int32_t begin, int64_t held_bytes, const auto& more) {
+      const double* const rest = recompute_[at(begin, last)].data();
+      for (int64_t m = std::max(least_pieces, held_bytes); m <= pieces_; ++m)
+        least[m] = std::min(least[m], seconds + rest[m - held_bytes] + more(m));
+    };
+    const auto nothing = [](int64_t) { return 0.0; };
+    offer(std::max(forward, up(u.saved_bytes + u.backward_bytes)), u.forward_seconds, first + 1,
+          up(u.saved_bytes + u.output_bytes), nothing);
+    if (u.part_bytes >= 0) {
+      offer(std::max(forward, up(u.part_bytes + u.rest_bytes + u.backward_bytes)), u.forward_seconds + u.rest_seconds,
+            first + 1, up(u.part_bytes + u.output_bytes), nothing);
+    }
+    for (int32_t split = first; split < last; ++split) {
+      const double* const again = recompute_[at(first, split)].data();
+      offer(up(pass_bytes_[at(first, split)] + chain_.gradient_bytes), pass_seconds_[at(first, split)], split + 1,
+            up(unit(split).output_bytes), [=](int64_t m) { return again[m]; });
+    }
   }
 
   // The first decision for a segment: keep all or part of its first unit, or run forward and keep only a later output.

@@ -14,9 +14,15 @@ struct Shape {
   int64_t in, out;
 };
 
-// Experts without rows at both ends and between, one row, more rows than a tile, no rows at all, a bound that is met.
-const Shape shapes[] = {{{{0, 3, 0, 1, 70, 0}, 81}, 13, 5}, {{{7}, 7}, 64, 64},           {{{0, 0}, 4}, 9, 3},
-                        {{{65, 64, 1}, 130}, 66, 127},      {{{2, 130, 5}, 140}, 31, 17}, {{{1, 1, 1, 1}, 4}, 1, 1}};
+// Experts without rows at both ends and between, one row, more rows than a tile, no rows at all, a bound that is met;
+// rows of whole cache lines, which are written past the caches.
+const Shape shapes[] = {{{{0, 3, 0, 1, 70, 0}, 81}, 13, 5},
+                        {{{7}, 7}, 64, 64},
+                        {{{0, 0}, 4}, 9, 3},
+                        {{{65, 64, 1}, 130}, 66, 127},
+                        {{{2, 130, 5}, 140}, 31, 17},
+                        {{{1, 1, 1, 1}, 4}, 1, 1},
+                        {{{3, 70}, 73}, 80, 96}};
 
 std::string name_of(const Shape& shape, DType dtype) {
   return fmt::format("E={} R={} of {} in={} out={} {}", shape.rows.experts(), shape.rows.used(), shape.rows.bound,

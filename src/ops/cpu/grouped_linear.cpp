@@ -45,8 +45,9 @@ void run_grouped(const Matrix& offsets, const CpuContext& context, const MakePro
     for (int64_t tile = 0; tile < num_tiles; ++tile) {
       const int64_t expert = std::upper_bound(first_tiles, first_tiles + num_experts + 1, tile) - first_tiles - 1;
       const TiledLinear product = product_of(expert);
-      const int64_t index = tile - first_tiles[expert], down = tiles_of(product.rows);
-      kernels.tiled_linear(product, index % down * tile_size, index / down * tile_size, own);
+      // Tiles of the same rows follow each other, so that rows of weights' gradients are written from end to end.
+      const int64_t index = tile - first_tiles[expert], across = tiles_of(product.cols);
+      kernels.tiled_linear(product, index / across * tile_size, index % across * tile_size, own);
     }
   }
 }
@@ -121,7 +122,8 @@ void cpu_run(const GroupedLinearBackwardWeight& op, const CpuContext& context) {
                        .c = op.dw.row_range(expert * op.dy.cols, 1).data,
                        .c_dtype = DType::f32,
                        .c_stride = op.dw.stride,
-                       .accumulate = op.accumulate};
+                       .accumulate = op.accumulate,
+                       .writes_past_caches = !op.accumulate};
   });
 }
 

@@ -367,6 +367,17 @@ TEST_CASE("What a class does and gptrain does not is refused by name", "[hf]") {
   CHECK(lacking(qwen3.refusal_with("head_dim", nullptr), {"head_dim must be given"}) == "");
 }
 
+TEST_CASE("The number of experts of Qwen3-MoE has the name of either release", "[hf]") {
+  HfFolder hf(with(llama, {R"(model.moe={"experts":3,"top_k":2,"ffn_hidden_size":64})", "model.qk_norm=true"}));
+  HfJson config = hf.config();
+  config["num_local_experts"] = config["num_experts"];
+  config.erase("num_experts");
+  hf.set_config(config);
+  hf.import();
+  const HfJson section = HfJson::parse(read_file(hf.checkpoint().parent_path().parent_path() / "model.json"));
+  CHECK(section["model"]["moe"]["experts"] == 3);
+}
+
 TEST_CASE("Tensors that are not the model's are refused by name", "[hf]") {
   HfFolder hf(llama);
   const std::vector<Given> all = read_tensors(hf.file(weights_name));

@@ -1,4 +1,5 @@
 // Times of collectives compared with closed formulas, which are their limits.
+#include <bit>
 #include <cmath>
 #include <numeric>
 #include <vector>
@@ -109,6 +110,57 @@ TEST_CASE("a group of one takes no time, and every operation has a time in every
       CHECK(seconds > 0);
       CHECK(seconds < 1);
     }
+  }
+}
+
+// Counts the parts in which experts of a token lie, over all choices of top_k of the experts.
+double counted_parts(const TokenRoutes& routes, int64_t parts) {
+  const int64_t of_part = routes.experts / parts;
+  int64_t choices = 0, found = 0;
+  for (int64_t chosen = 0; chosen < int64_t{1} << routes.experts; ++chosen) {
+    if (std::popcount(static_cast<uint64_t>(chosen)) != routes.top_k) continue;
+    ++choices;
+    for (int64_t part = 0; part < parts; ++part) found += (chosen >> part * of_part) % (int64_t{1} << of_part) != 0;
+  }
+  return static_cast<double>(found) / static_cast<double>(choices);
+}
+
+TEST_CASE("the parts with experts of a token are those of all choices of experts") {
+  for (const TokenRoutes& routes : {TokenRoutes{12, 1}, TokenRoutes{12, 4}, TokenRoutes{12, 11}, TokenRoutes{8, 2}})
+    for (const int64_t parts : {1, 2, 4}) CHECK(routes.expected_parts(parts) == Approx(counted_parts(routes, parts)));
+  CHECK(TokenRoutes{128, 8}.expected_parts(128) == Approx(8));
+  CHECK(TokenRoutes{8, 8}.expected_parts(4) == Approx(4));
+}
+
+TEST_CASE("a token goes once to each node, and there once to each rank, that has one of its experts") {
+  const ClusterProfile cluster = round_cluster();
+  const TokenRoutes routes{8, 2};
+  // A node has half of the experts: one of both is there with probability 1 - 4/8 3/7. It crosses to one other node.
+  const GroupSpan two_nodes = span_of({0, 1, 8, 9}, 8, 16);
+  CHECK(exchange_by_nodes_seconds(cluster, two_nodes, routes, 2e9) ==
+        Approx(1e9 * (1 - 4.0 / 8 * 3 / 7) / 10e9 + 10e-6));
+  // Inside a node no token crosses, and ranks with two of its experts get it once.
+  const GroupSpan inside = span_of(every(1, 2), 8, 8);
+  CHECK(exchange_by_nodes_seconds(cluster, inside, routes, 2e9) == Approx(1e9 * (1 - 4.0 / 8 * 3 / 7) / 100e9 + 1e-6));
+  CHECK(exchange_by_nodes_seconds(cluster, two_nodes, {8, 1}, 1e9) ==
+        Approx(collective_seconds(cluster, two_nodes, Operation::all_to_all_v, 1e9, Algorithm::direct)));
+}
+
+// deepseek-ai/DeepEP, branch hybrid-ep, docs/README_Hybrid-EP.md: kernels of 16 multiprocessors on H100, 4,096 tokens
+// of 7,168 bf16 numbers, 8 of 8 experts a rank. Its bytes are those to all nodes, the own one included.
+TEST_CASE("tokens are exchanged as fast as HybridEP measured between nodes") {
+  const ClusterProfile cluster = find_cluster("dgx-h100");
+  struct Measured {
+    int64_t ranks;
+    double bytes_per_second;
+  };
+  for (const Measured& measured : {Measured{16, 71.71e9}, Measured{32, 57.69e9}, Measured{64, 49.97e9}}) {
+    const TokenRoutes routes{8 * measured.ranks, 8};
+    const double bytes_of_tokens = 4096.0 * 7168 * 2;
+    const GroupSpan span = span_of(every(1, measured.ranks), 8, measured.ranks);
+    const double seconds = exchange_by_nodes_seconds(cluster, span, routes, 8 * bytes_of_tokens);
+    CHECK(routes.expected_parts(measured.ranks / 8) * bytes_of_tokens / seconds ==
+          Approx(measured.bytes_per_second).epsilon(0.2));
   }
 }
 

@@ -123,7 +123,8 @@ struct TiledLinear {
   void* c;                             // rows contiguous
   DType c_dtype;
   int64_t c_stride;
-  bool accumulate;  // adds to c; REQUIRES c to be f32
+  bool accumulate;                  // adds to c; REQUIRES c to be f32
+  bool writes_past_caches = false;  // c is too large for caches
 };
 
 struct TiledLinearBuffers {
