@@ -31,8 +31,9 @@ std::vector<int64_t> divisors(int64_t n, int64_t most) {
 // Least tokens of a sequence that a search lets ranks share. Shorter ones are shared only if the config does so.
 constexpr int64_t least_shared_tokens = 8192;
 
-// Returns the methods by which `context` ranks may share sequences: the one that "auto" takes, and the one that the
-// config names, if it names one. For one rank, returns the one method.
+// Returns the methods by which `context` ranks may share sequences: the one that "auto" takes; both if the config names
+// one, or if the ranks are on several nodes, where a GPU's slower kernels for the ring may take longer than the
+// exchange of heads. For one rank, returns the one method.
 std::vector<ContextMethod> context_methods(const StepConfig& config, int64_t tensor, int64_t context,
                                            int64_t ranks_per_node) {
   if (context == 1) return {ContextMethod::automatic};
@@ -43,12 +44,12 @@ std::vector<ContextMethod> context_methods(const StepConfig& config, int64_t ten
   shared.parallel.tensor = tensor;
   shared.parallel.context = context;
   const bool heads = suits_heads(shared), ring = suits_ring(shared);
-  const bool prefers_ring = !heads || (own.context == context && own.context_method == ContextMethod::ring) ||
-                            leaves_node(shared.parallel, ranks_per_node);
-  const bool names_method = own.context > 1 && !own.chooses_context_method;
+  const bool takes_both =
+      leaves_node(shared.parallel, ranks_per_node) || (own.context > 1 && !own.chooses_context_method);
+  const bool prefers_ring = !heads || (own.context == context && own.context_method == ContextMethod::ring);
   std::vector<ContextMethod> methods;
-  if (heads && (names_method || !(prefers_ring && ring))) methods.push_back(ContextMethod::heads);
-  if (ring && (names_method || prefers_ring)) methods.push_back(ContextMethod::ring);
+  if (heads && (takes_both || !(prefers_ring && ring))) methods.push_back(ContextMethod::heads);
+  if (ring && (takes_both || prefers_ring)) methods.push_back(ContextMethod::ring);
   return methods;
 }
 

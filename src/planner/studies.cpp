@@ -113,6 +113,12 @@ RunConfig any_config(const std::filesystem::path& file, std::span<const std::str
   return load_config(file, overrides, gpus);
 }
 
+// Sets the memory that points are compared with.
+void set_memory(Study& study, const Target& target) {
+  study.device_bytes = target.bytes_of_rank();
+  study.host_bytes = target.host_bytes;
+}
+
 }  // namespace
 
 Study sweep_keys(const std::filesystem::path& file, std::span<const std::string> overrides,
@@ -124,7 +130,7 @@ Study sweep_keys(const std::filesystem::path& file, std::span<const std::string>
               .origin = step_origin(machine),
               .error = expected_error(machine, config.parallel.zero)};
   study.title = fmt::format("{} on {}", file.stem().string(), format_counted(gpus, "device"));
-  study.device_bytes = planned_target(machine, config.run.threads, gpus).bytes_of_rank();
+  set_memory(study, planned_target(machine, config.run.threads, gpus));
   for (const SweepAxis& axis : axes) study.axes.push_back(axis.key);
   for (const SweptPoint& point : points)
     study.points.push_back(
@@ -141,9 +147,9 @@ Study compare_methods(const std::filesystem::path& file, std::span<const std::st
               .error = expected_error(machine, config.parallel.zero)};
   study.title =
       fmt::format("methods that save memory, {} on {} device{}", file.stem().string(), gpus, gpus > 1 ? "s" : "");
-  study.device_bytes = planned_target(machine, config.run.threads, gpus).bytes_of_rank();
   study.axes = {"method"};
   const Target target = planned_target(machine, config.run.threads, gpus);
+  set_memory(study, target);
   for (const SavingMethod& method : saving_methods) {
     if (!method.works_on(target)) continue;
     study.points.push_back(point_of({std::string(method.name)}, machine, gpus, price, [&] {
@@ -163,7 +169,7 @@ Study scale_devices(const RunConfig& config, const Machine& machine, int64_t fir
   study.note =
       "strong: the batch stays the same; weak: it grows with the number of devices. The prediction assumes that all "
       "ranks are equally fast; published steps slowed down with more devices by up to 4% more than predicted";
-  study.device_bytes = planned_target(machine, config.run.threads, first).bytes_of_rank();
+  set_memory(study, planned_target(machine, config.run.threads, first));
   study.axes = {"scaling", "devices"};
   for (const bool weak : {false, true}) {
     for (int64_t gpus = first; gpus <= last; gpus *= 2) {
@@ -187,7 +193,7 @@ Study vary_links(const RunConfig& config, const Machine& machine, int64_t gpus, 
   study.keys = {"nic_gbit_per_second", "nics_per_node"};
   const Mesh mesh = make_mesh(config, gpus);
   const Target target = planned_target(machine, config.run.threads, gpus);
-  study.device_bytes = target.bytes_of_rank();
+  set_memory(study, target);
   // Plans do not depend on links; only times do.
   std::vector<std::pair<int64_t, StepLog>> logs;
   const WorldPlan plan = plan_world({config, target, gpus}, [&](int64_t rank, StepPlan of_rank) {
@@ -327,7 +333,7 @@ Study fit_study(const Machine& machine, const std::string& family, int64_t gpus,
   study.title = fmt::format("largest {} models on {} device{}", family, gpus, gpus > 1 ? "s" : "");
   study.note = fmt::format("heads of 128, as many as layers; micro-batches of one sequence of {} tokens{}",
                            family == "llama" ? 4096 : 2048, gpus > 1 ? "; ZeRO 3" : "");
-  study.device_bytes = target.bytes_of_rank();
+  set_memory(study, target);
   return study;
 }
 

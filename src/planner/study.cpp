@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <utility>
 
 #include "base/enum_array.h"
 #include "base/json.h"
@@ -34,9 +35,7 @@ std::string point_text(const Study& study, const StudyPoint& point) {
                   fmt::format("{:.4g} s", result.step_seconds), format_count(result.tokens_per_second),
                   100 * result.mfu, result.model_flops / 1e15, format_bytes(static_cast<double>(result.peak_bytes)));
   if (result.cost > 0) text += fmt::format(" {:>9}", format_count(result.cost));
-  if (!study.fits(point))
-    text += fmt::format("   does not fit: {} missing",
-                        format_bytes(static_cast<double>(result.peak_bytes - study.device_bytes)));
+  if (!study.fits(point)) text += "   does not fit: " + missing_text(study, point);
   return text;
 }
 
@@ -64,6 +63,18 @@ Json typed_value(const std::string& text) {
 }
 
 }  // namespace
+
+std::string missing_text(const Study& study, const StudyPoint& point) {
+  if (study.fits(point)) return "";
+  const LayoutResult& result = *point.result;
+  std::vector<std::string> missing;
+  for (const auto& [bytes, place] : {std::pair{result.peak_bytes - study.device_bytes, ""},
+                                     {study.lacks_on_host(point), " of a node's host"},
+                                     {result.lacks_on_drives, " of a node's drives"}}) {
+    if (bytes > 0) missing.push_back(format_bytes(static_cast<double>(bytes)) + place);
+  }
+  return join(missing, ", ") + " missing";
+}
 
 std::string study_text(const Study& study) {
   const std::vector<size_t> widths = axis_widths(study);
@@ -93,6 +104,7 @@ std::string study_json(const Study& study) {
             {"origin", study.origin},
             {"title", study.title},
             {"target_memory_bytes", study.device_bytes},
+            {"host_memory_bytes", study.host_bytes},
             {"points", Json::array()}};
   for (const StudyPoint& point : study.points) {
     Json entry;
@@ -108,6 +120,7 @@ std::string study_json(const Study& study) {
       entry["mfu"] = result.mfu;
       entry["model_pflops"] = result.model_flops / 1e15;
       entry["peak_bytes"] = result.peak_bytes;
+      entry["host_bytes_of_node"] = result.host_bytes;
       entry["fits"] = study.fits(point);
       entry["gpu_hours"] = result.gpu_hours;
       if (result.cost > 0) entry["cost"] = result.cost;

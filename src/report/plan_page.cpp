@@ -129,6 +129,11 @@ struct HeatMap {
   std::function<std::string(const LayoutResult&)> text;
 };
 
+// Returns the bytes that a point lacks, behind a comma; empty if it fits.
+std::string shortage_of(const Study& study, const StudyPoint& point) {
+  return study.fits(point) ? "" : ", " + missing_text(study, point);
+}
+
 // Returns a table of the values, from the palest color for the least to the strongest for the most. A line is drawn
 // between points that fit the device and points that do not.
 std::string heat_map(const Study& study, const HeatMap& map) {
@@ -160,8 +165,8 @@ std::string heat_map(const Study& study, const HeatMap& map) {
       if (j > 0 && fits(i, j) != fits(i, j - 1)) classes += " left";
       if (i > 0 && fits(i, j) != fits(i - 1, j)) classes += " above";
       out += fmt::format(
-          "<td class=\"{}\" title=\"step {}, peak {}\"><i style=\"opacity:{:.2f}\"></i><span>{}</span></td>", classes,
-          seconds_text(point.result->step_seconds), bytes_text(point.result->peak_bytes),
+          "<td class=\"{}\" title=\"step {}, peak {}{}\"><i style=\"opacity:{:.2f}\"></i><span>{}</span></td>", classes,
+          seconds_text(point.result->step_seconds), bytes_text(point.result->peak_bytes), shortage_of(study, point),
           opacity(map.value(*point.result)), map.text(*point.result));
     }
     out += "</tr>\n";
@@ -172,7 +177,7 @@ std::string heat_map(const Study& study, const HeatMap& map) {
 std::string heat_maps(const Study& study) {
   return fmt::format(
              "<p class=\"note\">A stronger color means more. Beyond the line and in dashed frames are points that need "
-             "more memory than the {} of a device.</p>\n<div class=\"maps\">\n",
+             "more than the {} of a device, or than its node's host or drives have.</p>\n<div class=\"maps\">\n",
              bytes_text(study.device_bytes)) +
          heat_map(study, {.css_class = "speed",
                           .note = "Tokens per second",
@@ -269,8 +274,9 @@ std::string method_bars(const Study& study) {
            number_cell(text);
   };
   std::string out = fmt::format(
-      "<p class=\"note colors\"><b class=\"ops\"></b>peak memory <b class=\"exposed\"></b>peak memory above a "
-      "device's {} <b class=\"bubble\"></b>time of a step.</p>\n<table>\n",
+      "<p class=\"note colors\"><b class=\"ops\"></b>peak memory <b class=\"exposed\"></b>peak memory of methods that "
+      "do "
+      "not fit a device's {}, its host or drives <b class=\"bubble\"></b>time of a step.</p>\n<table>\n",
       bytes_text(study.device_bytes));
   for (const StudyPoint& point : study.points) {
     if (!point.result) continue;
@@ -308,8 +314,8 @@ std::string points_table(const Study& study) {
            number_cell(seconds_text(result.step_seconds)) + number_cell(format_count(result.tokens_per_second)) +
            number_cell(fmt::format("{:.1f}%", 100 * result.mfu)) +
            number_cell(fmt::format("{:.3g}", result.model_flops / 1e15));
-    out += fmt::format("<td class=\"number{}\">{}</td>", study.fits(point) ? "" : " large",
-                       bytes_text(result.peak_bytes)) +
+    out += fmt::format("<td class=\"number{}\">{}{}</td>", study.fits(point) ? "" : " large",
+                       bytes_text(result.peak_bytes), shortage_of(study, point)) +
            last;
   }
   return out + "</table>\n";

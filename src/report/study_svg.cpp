@@ -84,14 +84,14 @@ Plot speed_plot(const Study& study) {
   return plot;
 }
 
-constexpr double cell_width = 96, cell_height = 52, map_left = 150, map_top = 106;
+constexpr double cell_width = 96, cell_height = 52, map_top = 106, widest_letter = 8;
 
 std::string text_at(double x, double y, std::string_view anchor, const std::string& text) {
   return fmt::format("<text x=\"{:.0f}\" y=\"{:.0f}\" text-anchor=\"{}\">{}</text>\n", x, y, anchor, escape_html(text));
 }
 
 // Returns the map's cell, with peak memory above the step's time: the stronger its color, the more memory; a dashed
-// frame if it is more than a device has.
+// frame if it does not fit.
 std::string cell_of(const Study& study, const StudyPoint& point, double x, double y, double most) {
   const double middle = x + cell_width / 2, line = y + cell_height / 2 + 4;
   if (!point.result) return text_at(middle, line, "middle", "-");
@@ -105,8 +105,24 @@ std::string cell_of(const Study& study, const StudyPoint& point, double x, doubl
          text_at(middle, line + 9, "middle", seconds_text(point.result->step_seconds));
 }
 
+std::string map_caption(const Study& study) {
+  const bool fills_hosts = std::any_of(study.points.begin(), study.points.end(), [&](const StudyPoint& point) {
+    return point.result && study.lacks_on_host(point) > 0;
+  });
+  return fmt::format("dashed: more than the {} of a device{}", bytes_text(study.device_bytes),
+                     fills_hosts ? ", or than its host has" : "");
+}
+
+// Returns where the map begins, right of its rows' names.
+double left_of_map(const Study& study, const std::vector<std::string>& rows) {
+  size_t letters = study.axes[0].size();
+  for (const std::string& row : rows) letters = std::max(letters, row.size());
+  return 24 + widest_letter * static_cast<double>(letters);
+}
+
 std::string memory_map(const Study& study) {
   const std::vector<std::string> rows = values_on(study, 0), columns = values_on(study, 1);
+  const double map_left = left_of_map(study, rows);
   double most = 1;
   for (const StudyPoint& point : study.points)
     if (study.fits(point)) most = std::max(most, static_cast<double>(point.result->peak_bytes));
@@ -133,9 +149,8 @@ std::string memory_map(const Study& study) {
              "<rect class=\"card\" x=\"0.5\" y=\"0.5\" width=\"{4:.0f}\" height=\"{5:.0f}\" rx=\"10\"/>\n",
              width, height, escape_html(study.title), color_css(), width - 1, height - 1) +
          text_at(20, 26, "start", "Peak memory and step, " + study.title) +
-         text_at(20, 46, "start", fmt::format("dashed: more than the {} of a device", bytes_text(study.device_bytes))) +
-         text_at(map_left, 74, "start", study.axes[1]) + text_at(map_left - 12, map_top - 10, "end", study.axes[0]) +
-         body + "</svg>\n";
+         text_at(20, 46, "start", map_caption(study)) + text_at(map_left, 74, "start", study.axes[1]) +
+         text_at(map_left - 12, map_top - 10, "end", study.axes[0]) + body + "</svg>\n";
 }
 
 }  // namespace

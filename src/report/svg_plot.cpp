@@ -127,13 +127,23 @@ std::string draw_text(const char* css_class, double x, double y, std::string_vie
   return fmt::format("<text class=\"{}\" x=\"{:.1f}\" y=\"{:.1f}\">{}</text>", css_class, x, y, escape_html(text));
 }
 
-// Returns an axis's ticks and their labels.
-std::pair<std::vector<double>, std::vector<std::string>> ticks_of(const Range& range, size_t max_count, bool doubles,
-                                                                  bool whole) {
+using Ticks = std::pair<std::vector<double>, std::vector<std::string>>;
+
+Ticks powers_of_two(const std::vector<double>& exponents) {
+  Ticks ticks;
+  for (const double exponent : exponents) {
+    ticks.first.push_back(std::exp2(exponent));
+    ticks.second.push_back(fmt::format("{:g}", ticks.first.back()));
+  }
+  return ticks;
+}
+
+// Returns an axis's ticks and their labels: on one that doubles, powers of two if it has two of them.
+Ticks ticks_of(const Range& range, size_t max_count, bool doubles, bool whole) {
   std::vector<double> ticks = nice_ticks(range.low, range.high, max_count, whole);
-  if (!doubles) return {ticks, format_ticks(ticks)};
-  std::vector<std::string> labels;
-  for (double& tick : ticks) labels.push_back(fmt::format("{:g}", tick = std::exp2(tick)));
+  if (doubles && ticks.size() > 1) return powers_of_two(ticks);
+  if (doubles) ticks = nice_ticks(std::exp2(range.low), std::exp2(range.high), max_count, false);
+  std::vector<std::string> labels = format_ticks(ticks);
   return {std::move(ticks), std::move(labels)};
 }
 

@@ -190,6 +190,17 @@ TEST_CASE("searches share long sequences over ranks, with bounds and estimates a
   config.parallel.context = 1;
   config.model.sequence_length = 16384;
   CHECK(shares(config));
+  // Where heads divide, rings are tried between nodes only.
+  RunConfig divisible = config;
+  divisible.model.num_heads = divisible.model.num_kv_heads = 16;
+  const auto tries = [&](ContextMethod method, bool between_nodes) {
+    const std::vector<LayoutGroup> groups = layout_groups(divisible, 16, 8);
+    return std::any_of(groups.begin(), groups.end(), [&](const LayoutGroup& group) {
+      return group.context_method == method && (group.tensor * group.context > 8) == between_nodes;
+    });
+  };
+  CHECK((tries(ContextMethod::heads, false) && tries(ContextMethod::heads, true)));
+  CHECK((!tries(ContextMethod::ring, false) && tries(ContextMethod::ring, true)));
   const Machine machine = a100();
   LayoutEstimator estimator(config, machine, planned_target(machine, config.run.threads, 16));
   std::vector<RunLayout> all = layouts_of(config, 16);

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/units.h"
 #include "catch.h"
 #include "config/load.h"
 #include "planner/layouts.h"
@@ -54,6 +55,23 @@ TEST_CASE("a sweep over optimizers says of every key that one has not how it is 
         "or onebit-adam (try --set optimizer.betas=null or leaving it out); "
         "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw, adamw-8bit, lamb, muon, adafactor "
         "or onebit-adam (try --set optimizer.eps=null or leaving it out)");
+}
+
+TEST_CASE("points that a node's host has no memory for do not fit") {
+  Machine machine = a100();
+  machine.cluster.host_memory_bytes = 8e9;
+  const std::vector<SweepAxis> axes{{"memory.offload_activations", {"none", "all"}}, {"parallel.zero", {"1"}}};
+  const std::vector<std::string> overrides{"batch.micro=1", "checkpoint.asynchronous=false"};
+  const Study study = sweep_keys(configs / "gpt2-1.5b.json", overrides, axes, machine, 16, 0);
+  REQUIRE(study.points.size() == 2);
+  CHECK(study.fits(study.points[0]));
+  CHECK(missing_text(study, study.points[0]).empty());
+  CHECK(study.points[1].result->peak_bytes < study.device_bytes);
+  CHECK_FALSE(study.fits(study.points[1]));
+  CHECK(missing_text(study, study.points[1]) ==
+        format_bytes(static_cast<double>(study.points[1].result->host_bytes - study.host_bytes)) +
+            " of a node's host missing");
+  CHECK(study_svg(study).find("of a device, or than its host has") != std::string::npos);
 }
 
 TEST_CASE("strong scaling keeps the batch, weak scaling the work of a device") {

@@ -165,4 +165,7 @@ TEST_CASE("Where x doubles, each power of two is as far from the next") {
   REQUIRE(x.size() == 3);
   CHECK(x[2] - x[1] == Approx(2 * (x[1] - x[0])).epsilon(0.01));
   for (const char* const tick : {">8<", ">16<", ">32<", ">64<"}) CHECK(out.find(tick) != std::string::npos);
+  plot.series = {{"speed", SeriesStyle::line, 2, {{2240, 1}, {3360, 2}}}};  // no two powers of two
+  const std::string narrow = render_plot(plot);
+  for (const char* const tick : {">2400<", ">3200<"}) CHECK(narrow.find(tick) != std::string::npos);
 }
