@@ -119,6 +119,9 @@ class CudaSideQueue final : public SideQueue {
   }
   void await_ops(int mark) override { wait_for_event(*checks_, ops_at_[static_cast<size_t>(mark)]); }
   void await_work(int mark) override { wait_for_event(*checks_, work_at_[static_cast<size_t>(mark)]); }
+  void finish_work(int mark) override {
+    check_cuda(cudaEventSynchronize(work_at_[static_cast<size_t>(mark)]), "waiting for the work of a stream");
+  }
   void time_ops(int time) override {
     check_cuda(cudaEventRecord(times_[static_cast<size_t>(time)], ops_), "marking a time of a stream");
   }

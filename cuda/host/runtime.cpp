@@ -105,6 +105,7 @@ class HostSideQueue final : public SideQueue {
     require_no_capture("a wait");
     device_->wait(at(work_at_, mark));
   }
+  void finish_work(int mark) override { device_->wait(at(work_at_, mark)); }
   void time_ops(int time) override {
     require_no_capture("a mark of ops");
     times_[static_cast<size_t>(time)] = device_->mark(simt::DeviceQueues::ops);
@@ -142,13 +143,15 @@ class HostSideQueue final : public SideQueue {
   class PinnedMemory final : public DeviceMemory {
    public:
     PinnedMemory(int64_t bytes, Device device)
-        : DeviceMemory(::operator new(static_cast<size_t>(bytes)), bytes), device_(std::move(device)) {}
+        : DeviceMemory(::operator new(static_cast<size_t>(bytes), page), bytes), device_(std::move(device)) {}
     ~PinnedMemory() override {
       bring_to_rest(*device_);
-      ::operator delete(data_);
+      ::operator delete(data_, page);
     }
 
    private:
+    static constexpr std::align_val_t page{4096};  // as pinned memory of a device begins
+
     const Device device_;
   };
 

@@ -125,12 +125,13 @@ void add_memory_fields(std::vector<Field>& table) {
           field("memory.loss_chunk_tokens", &RunConfig::memory, &M::loss_chunk_tokens, IntegerRule{0, 1 << 24, {}},
                 "rows of logits (one for each token) that are in memory at a time; 0: 8192 on a GPU, 2048 on the CPU")
               .changeable(),
-          state_place_field("memory.offload_optimizer", &M::offload_optimizer, true,
-                            "where the optimizer's state and master weights lie between updates: in the device's "
-                            "memory (none), in that of a GPU's host (host: for plans only, a run refuses it), or in "
-                            "working files on memory.disk_path, which are read ahead, updated and written beside the "
-                            "passes (arXiv 2104.07857); fit: in working files, that of as few layers as memory needs; "
-                            "the result has the same bits"),
+          state_place_field(
+              "memory.offload_optimizer", &M::offload_optimizer, true,
+              "where the optimizer's state and master weights lie between updates: in the device's "
+              "memory (none), in that of a GPU's host, where its CPU updates them (host, arXiv 2101.06840), or in "
+              "working files on memory.disk_path, which are read ahead, updated and written beside the "
+              "passes (arXiv 2104.07857); fit: in working files, that of as few layers as memory needs; "
+              "the result has the same bits"),
           field("memory.offload_optimizer_share", &RunConfig::memory, &M::offload_optimizer_share,
                 NumberRule{.min = 0, .max = 1},
                 "share of the layers, from the last one on, whose optimizer state lies in working files; that of the "
@@ -147,7 +148,7 @@ void add_memory_fields(std::vector<Field>& table) {
               .only_with(only_disk),
           field("memory.update_threads", &RunConfig::memory, &M::update_threads, IntegerRule{0, 1024, {}},
                 "threads of a rank's updates beside the passes; 0: as many as the rank has for its ops")
-              .only_with(on_disk)
+              .only_with(away_or_fit)
               .changeable(),
           state_place_field("memory.offload_parameters", &M::offload_parameters, true,
                             "where the weights lie between the passes of their layers: in the device's memory (none), "

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "base/error.h"
@@ -45,17 +46,43 @@ UnitChoices choose_units(const PlanCase& run, int32_t stage, std::optional<int64
   throw Error(ExitCode::usage, "{}", faults.text());
 }
 
+// A setting that plans for a named GPU know, and that no run on a GPU can have yet.
+struct PlannedOnly {
+  std::string setting;  // "memory.offload_optimizer = \"disk\""; empty: a run can have all settings
+  std::string_view why, nearest;
+};
+
+PlannedOnly planned_only(const PlanCase& run) {
+  const StepConfig& config = run.config;
+  const MemoryConfig& memory = run.config.memory;
+  const auto quoted = [](std::string_view key, std::string_view value) {
+    return fmt::format("{} = \"{}\"", key, value);
+  };
+  for (const auto& [key, place] : {std::pair{"memory.offload_gradients", memory.offload_gradients},
+                                   {"memory.offload_parameters", memory.offload_parameters}})
+    if (place == StatePlace::disk)
+      return {quoted(key, memory.away_name()), "a GPU has only optimizer state in files yet", "\"none\""};
+  if (config.precision.compute == DType::f16)
+    return {"precision.compute = \"fp16\" with " + quoted("memory.offload_optimizer", memory.away_name()),
+            "the host's kernels have no fp16", "\"bf16\""};
+  using enum OptimizerKind;
+  const OptimizerKind type = config.optimizer.type;
+  if (type == adamw || type == sgd || type == lion) return {};
+  return {quoted("optimizer.type", optimizer_names[type]) + " with " +
+              quoted("memory.offload_optimizer", memory.away_name()),
+          type == adamw_8bit ? "the host's kernels round some moments to other 8-bit codes than a GPU's"
+                             : "it reads gradients of whole tensors before the update",
+          "\"adamw\""};
+}
+
 void check_places(const PlanCase& run) {
   const MemoryConfig& memory = run.config.memory;
   if (!memory.keeps_state_away()) return;
   const bool on_gpu = run.target.kind == Target::Kind::gpu;
   const bool is_present = !run.target.identity.empty();  // otherwise it has only been named, for a plan
-  if (on_gpu && is_present)
-    throw Error(
-        ExitCode::usage,
-        "memory.offload_optimizer = \"{}\": works on CPUs and in plans for a named GPU only, as gptrain cannot yet "
-        "run updates beside a GPU's ops (try \"none\")",
-        memory.away_name());
+  if (const PlannedOnly fault = planned_only(run); on_gpu && is_present && !fault.setting.empty())
+    throw Error(ExitCode::usage, "{}: works on CPUs and in plans for a named GPU only, as {} (try {})", fault.setting,
+                fault.why, fault.nearest);
   if (on_gpu && memory.fits_places())
     throw Error(ExitCode::usage,
                 "memory.offload_optimizer = \"fit\": chooses for CPUs only; name the place in a plan for a GPU (try "
@@ -104,8 +131,14 @@ std::string text_of_places(const MemoryConfig& memory, size_t num_units) {
 
 StepChoices choose_step(const PlanCase& run, int32_t stage, std::optional<int64_t> activation_bytes) {
   check_places(run);
-  if (!run.config.memory.fits_places())
-    return choices_with(run.config.memory, run.target, choose_units(run, stage, activation_bytes));
+  if (!run.config.memory.fits_places()) {
+    StepChoices choices = choices_with(run.config.memory, run.target, choose_units(run, stage, activation_bytes));
+    const bool on_gpu = run.target.kind == Target::Kind::gpu && run.config.memory.keeps_state_away();
+    if (const PlannedOnly fault = planned_only(run); on_gpu && !fault.setting.empty())
+      choices.warning =
+          fmt::format("{}: for planning only: a run on a GPU refuses it, as {}", fault.setting, fault.why);
+    return choices;
+  }
   RunConfig placed = run.config;
   placed.memory = fitted_places(run, stage, smallest_units(run, stage));
   StepChoices choices = choose_step({placed, run.target, run.world_size}, stage, activation_bytes);

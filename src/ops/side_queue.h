@@ -67,6 +67,9 @@ class SideQueue {
   // Sets a function that the backend's thread calls now and then while it waits for ops, until the queue is destroyed.
   // An exception from `check` ends the wait, e.g. when ops depend on a collective whose peer is lost.
   virtual void while_waiting(std::function<void()> check) = 0;
+
+  // Waits until the work of the mark has finished; returns at once if the mark was never set. Queueing thread.
+  virtual void finish_work(int mark) = 0;
 };
 
 // RETURNS take(). THROWS its Error with the config key that asks for the memory before the message.

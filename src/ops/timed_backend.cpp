@@ -33,6 +33,7 @@ class TimedSideQueue final : public SideQueue {
   void ops_follow(int mark) override { inner_->ops_follow(mark); }
   void await_ops(int mark) override { inner_->await_ops(mark); }
   void await_work(int mark) override { inner_->await_work(mark); }
+  void finish_work(int mark) override { inner_->finish_work(mark); }
   void time_ops(int time) override { inner_->time_ops(time); }
   double seconds_between(int from, int to) override { return inner_->seconds_between(from, to); }
   void* handle() const override { return inner_->handle(); }

@@ -27,9 +27,6 @@ struct UpdateSite {
   // lane, `end` waits until the ops' backend can read the updated weights.
   void begin(int64_t unit) const;
   void end(int64_t unit) const;
-
- private:
-  void log_copy(int64_t unit, bool writes) const;
 };
 
 }  // namespace gptrain::optim

@@ -9,8 +9,12 @@
 namespace gptrain::inline parallel {
 
 AwayGradients::AwayGradients(const ParameterStore& parameters, RankGroups& groups, Backend& backend,
-                             WorkingFiles* files)
-    : parameters_(parameters), groups_(groups), backend_(backend), files_(files) {}
+                             WorkingFiles* files, Backend* gpu)
+    : parameters_(parameters), groups_(groups), backend_(backend), files_(files) {
+  if (gpu == nullptr) return;
+  to_host_.emplace(*gpu);
+  to_device_.emplace(*gpu);
+}
 
 AwayGradients::~AwayGradients() {
   try {
@@ -20,13 +24,36 @@ AwayGradients::~AwayGradients() {
   }
 }
 
+// Copies the unit's slot to its place on the host, or back. Logs that and, if it is logged, waits for the end.
+void AwayGradients::copy(int64_t unit, bool to_host, Write* write) {
+  if (!is_on_gpu()) return;
+  const int64_t bytes = parameters_.state_layout().part_bytes(AwayPart::gradients, unit);
+  Event event = host_event(to_host, bytes);
+  EventLog* const log = groups_.log();
+  const bool logs = log != nullptr && log->on();
+  if (to_host_) {
+    void* const slot = parameters_.gradients_piece(unit).data;
+    std::byte* const place = parameters_.landing(unit, AwayPart::gradients);
+    RankQueue& queue = to_host ? *to_host_ : *to_device_;
+    event.start_seconds = steady_seconds();
+    const RankQueue::Ticket ticket = to_host ? queue.download(place, slot, bytes) : queue.upload(slot, place, bytes);
+    if (logs) queue.wait(ticket);
+    event.end_seconds = steady_seconds();
+    if (!to_host) queue.follow(ticket);
+    if (write != nullptr) write->copy = ticket;
+  }
+  if (logs) log->add(std::move(event));
+}
+
 void AwayGradients::end(const Write& write) {
+  if (write.copy != RankQueue::done) to_host_->follow(write.copy);
   if (files_ == nullptr) return;
   const WorkingFiles::Times times = files_->wait(write.ticket);
   if (write.log != nullptr) write.log->set_times(write.event, times.start, times.end);
 }
 
 void AwayGradients::finish() {
+  if (to_host_) to_host_->wait_all();
   while (!writes_.empty()) {
     const Write write = writes_.front();
     writes_.pop_front();
@@ -61,9 +88,8 @@ void AwayGradients::read(int64_t unit) {
     event.start_seconds = times.start;
     event.end_seconds = times.end;
   }
-  const bool logs = log != nullptr && log->on();
-  if (logs && parameters_.state_layout().lands(unit)) log->add(std::move(event));
-  if (logs && is_on_gpu()) log->add(host_event(false, bytes));
+  if (log != nullptr && log->on() && parameters_.state_layout().lands(unit)) log->add(std::move(event));
+  copy(unit, false, nullptr);
 }
 
 void AwayGradients::load(int64_t unit, std::byte* bucket) {
@@ -103,7 +129,7 @@ void AwayGradients::write(int64_t unit) {
   Write write{.unit = unit, .ticket = WorkingFiles::done, .log = nullptr, .event = -1};
   const int64_t bytes = parameters_.state_layout().part_bytes(AwayPart::gradients, unit);
   const bool logs = log != nullptr && log->on();
-  if (logs && is_on_gpu()) log->add(host_event(true, bytes));
+  copy(unit, true, &write);
   if (logs && parameters_.state_layout().lands(unit)) {
     write.log = log;
     write.event = log->add(disk_event(true, bytes));

@@ -1,19 +1,21 @@
-// Sums of gradients on disk, from the passes that make them to the updates that read them.
+// Sums of gradients on disk or on the host of a GPU, from the passes that make them to the updates that read them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "ops/backend.h"
 #include "parallel/groups.h"
 #include "parallel/parameters.h"
+#include "parallel/rank_queue.h"
 #include "storage/working_files.h"
 
 namespace gptrain::inline parallel {
 
-// Moves this rank's pieces of summed gradients between buckets and working files, through the slots of
+// Moves this rank's pieces of summed gradients between buckets and their place, through the slots of
 // ParameterStore::gradient_slots. Writes go on while the next units are computed. Used by the rank's thread.
 //
 // With ZeRO 2 and 3 the sum over ranks of each micro-batch is added to the piece. Else a bucket begins with the sum of
@@ -21,8 +23,10 @@ namespace gptrain::inline parallel {
 // Sums in bf16 are made in the slots by AccumulatedGradients.
 class AwayGradients {
  public:
-  // Borrows all. `files`: null in a plan, which only logs reads and writes.
-  AwayGradients(const ParameterStore& parameters, RankGroups& groups, Backend& backend, WorkingFiles* files);
+  // Borrows all. `files`: null if none are on disk; `gpu`: null if the ops run on a CPU. Both are null in a plan, which
+  // only logs reads and writes.
+  AwayGradients(const ParameterStore& parameters, RankGroups& groups, Backend& backend, WorkingFiles* files,
+                Backend* gpu);
   // Waits for the writes under way.
   ~AwayGradients();
   AwayGradients(const AwayGradients&) = delete;
@@ -49,16 +53,19 @@ class AwayGradients {
     WorkingFiles::Ticket ticket;
     EventLog* log;
     int64_t event;
+    RankQueue::Ticket copy = RankQueue::done;
   };
   bool is_on_gpu() const { return backend_.target().kind == Target::Kind::gpu; }
   void await_slot(int64_t unit);
+  void copy(int64_t unit, bool to_host, Write* write);
   void end(const Write& write);
 
   const ParameterStore& parameters_;
   RankGroups& groups_;
   Backend& backend_;
   WorkingFiles* const files_;
-  std::deque<Write> writes_;  // under way, oldest first
+  std::optional<RankQueue> to_host_, to_device_;  // empty if the ops run on a CPU
+  std::deque<Write> writes_;                      // under way, oldest first
 };
 
 }  // namespace gptrain::parallel

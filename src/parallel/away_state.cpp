@@ -36,7 +36,9 @@ AwayState::AwayState(const ParameterStore& parameters, RankGroups& groups, Worki
     if (parameters.state_layout().is_away(unit)) units_.push_back(unit);
 }
 
+// No effect if the unit's values are always at their landing place.
 void AwayState::move(int64_t unit, bool writes) {
+  if (!parameters_.state_layout().lands(unit)) return;
   EventLog* const log = groups_.log();
   const AwayBytes bytes = away_bytes(parameters_, unit);
   Event event = disk_event(writes, writes ? bytes.written : bytes.read);
@@ -65,6 +67,7 @@ void AwayState::fetch(int64_t unit) {
 
 void AwayState::fetch_with_gradients(int64_t unit) {
   fetch(unit);
+  if (!parameters_.state_layout().lands(unit)) return;
   const int64_t bytes = parameters_.state_layout().part_bytes(AwayPart::gradients, unit);
   if (bytes == 0 || std::exchange(has_gradients_, true)) return;
   Event event = disk_event(false, bytes);
@@ -88,7 +91,8 @@ void AwayState::clear() {
   before_use_();
   release();
   for (const int64_t unit : units_) {
-    if (files_ != nullptr) std::memset(parameters_.landing(unit), 0, parameters_.state_layout().range_away(unit).bytes);
+    const bool is_there = files_ != nullptr || !parameters_.state_layout().lands(unit);
+    if (is_there) std::memset(parameters_.landing(unit), 0, parameters_.state_layout().range_away(unit).bytes);
     move(unit, true);
   }
 }

@@ -1,4 +1,5 @@
-// Masters and optimizer state of units that are not at home (StateLayout), while no update uses them.
+// Masters and optimizer state of units that are not at home (StateLayout), while no update uses them. On the host of a
+// GPU they are always in memory.
 #pragma once
 
 #include <cstddef>

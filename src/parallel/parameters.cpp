@@ -118,6 +118,21 @@ ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorSh
   norm_offset_ = norm_offsets(layout);
   for (const UnitRange& unit : layout.units)
     zeros_.resize(std::max(zeros_.size(), static_cast<size_t>(unit.norm_elements)));
+  staged_units_ = StagedUnits(staged_parts(), update_order(spec));
+}
+
+// Returns by unit the bytes that its update reads and writes in the memory of the ops.
+std::vector<StagedParts> ParameterStore::staged_parts() const {
+  std::vector<StagedParts> parts;
+  for (int64_t unit = 0; unit < num_parameter_units(); ++unit) {
+    const auto [first, elements] = updated_piece(unit);
+    const int64_t norms = std::clamp<int64_t>(range(unit).norm_elements - first, 0, elements);
+    const bool norms_apart = sharding_.masters_away || sharding_.pure;
+    parts.push_back({.gradients = sharding_.gradients_away ? 0 : elements * dtype_bytes(sharding_.gradients),
+                     .weights = sharding_.weights_away() ? 0 : elements * dtype_bytes(sharding_.compute),
+                     .norms = norms_apart ? norms * dtype_bytes(DType::f32) : 0});
+  }
+  return parts;
 }
 
 int64_t ParameterStore::offset_of_piece(int64_t unit, bool pieces_only) const {
@@ -151,11 +166,12 @@ int64_t ParameterStore::f32_norm_elements(int64_t unit) const {
 NormPiece ParameterStore::norm_piece(int64_t unit) const {
   const UpdateRange held = update_range(unit);
   const int64_t end = std::min(held.first + held.elements, range(unit).norm_elements);
-  float* const master = sharding_.pure ? reinterpret_cast<float*>(whole(unit).norms) + held.first : held.master;
+  float* const master = sharding_.pure ? updated_norms(unit) : held.master;
   return {held.first, std::max<int64_t>(end - held.first, 0), master};
 }
 
 float* ParameterStore::updated_norms(int64_t unit) const {
+  if (buffers_.staged != nullptr) return reinterpret_cast<float*>(staged_units_.norms(buffers_.staged, unit));
   const int64_t first = update_range(unit).first;
   if (buffers_.updated == nullptr || !sharding_.has_updated_norms())
     return reinterpret_cast<float*>(whole(unit).norms) + first;
@@ -171,6 +187,8 @@ std::byte* ParameterStore::weights_piece(int64_t unit) const {
 std::byte* ParameterStore::updated_weights(int64_t unit, int64_t first) const {
   if (sharding_.weights_away())
     return landing(unit, AwayPart::weights) + (first - piece(unit).first) * dtype_bytes(sharding_.compute);
+  // `first` is then the start of update_range.
+  if (buffers_.staged != nullptr) return staged_units_.weights(buffers_.staged, unit);
   const bool has_updated = buffers_.updated != nullptr;
   const bool pieces_only = has_updated ? sharding_.cuts_state() : sharding_.gathers_weights();
   const int64_t start = offset_of_piece(unit, pieces_only) + first - piece(unit).first;
@@ -198,20 +216,20 @@ Matrix ParameterStore::gradients_of_range(int64_t unit) const {
 }
 
 UpdateRange ParameterStore::update_range(int64_t unit) const {
-  const bool whole_unit = !sharding_.cuts_state();
   const Matrix summed = sharding_.gradients_away ? Matrix{} : gradients_of_range(unit);
   auto* const gradients = static_cast<std::byte*>(summed.data);
   const bool has_master = sharding_.has_master();
   const bool is_master = sharding_.compute == DType::f32;
-  const UnitPiece updated = whole_unit ? UnitPiece{0, range(unit).elements} : piece(unit);
+  const UnitPiece updated = updated_piece(unit);
   std::byte* const weights = updated_weights(unit, updated.first);
   auto* const masters = reinterpret_cast<float*>(
       state_layout_.is_away(unit) ? landing(unit) : buffers_.master + state_layout_.master_offset(unit));
   return {.first = updated.first,
           .elements = updated.elements,
-          .gradients = sharding_.gradients_away    ? landing(unit, AwayPart::gradients)
-                       : sharding_.updates_delayed ? gradients + summed_gradients().bytes()
-                                                   : gradients,
+          .gradients = sharding_.gradients_away     ? landing(unit, AwayPart::gradients)
+                       : buffers_.staged != nullptr ? staged_units_.gradients(buffers_.staged, unit)
+                       : sharding_.updates_delayed  ? gradients + summed_gradients().bytes()
+                                                    : gradients,
           .master = has_master  ? masters
                     : is_master ? reinterpret_cast<float*>(weights)
                                 : nullptr,

@@ -13,6 +13,7 @@
 #include "model/spec/shard.h"
 #include "model/spec/spec.h"
 #include "ops/element_update.h"
+#include "parallel/staged_units.h"
 #include "parallel/state_columns.h"
 #include "parallel/state_layout.h"
 #include "parallel/unit_slots.h"
@@ -102,6 +103,9 @@ struct ParameterBuffers {
   std::byte* gradients = nullptr;
   std::byte* master = nullptr;
   std::byte* state = nullptr;
+  // Memory of StagedUnits, from which updates read gradients, and where they change weights; null: in the memory of the
+  // ops.
+  std::byte* staged = nullptr;
 };
 
 // A range of a unit's elements that an update changes, with its addresses in all buffers but the optimizer's.
@@ -183,6 +187,8 @@ class ParameterStore {
   // Returns this rank's piece of a unit's weights, in the compute dtype, as the update has written it. If weights are
   // away, it is the place into which they are read before they are gathered.
   std::byte* weights_piece(int64_t unit) const;
+  // Places of values that pass between a device and updates on its host.
+  const StagedUnits& staged_units() const { return staged_units_; }
   // Places of pieces of weights and of gradients that are away while the rank's thread uses them.
   const UnitSlots& weight_slots() const { return weight_slots_; }
   const UnitSlots& gradient_slots() const { return gradient_slots_; }
@@ -235,6 +241,11 @@ class ParameterStore {
   const UnitRange& range(int64_t unit) const { return layout_.units[unit]; }
   // Returns the start of this rank's piece of a unit, in elements, in a buffer of pieces only or of whole units.
   int64_t offset_of_piece(int64_t unit, bool pieces_only) const;
+  // Returns the range of update_range().
+  UnitPiece updated_piece(int64_t unit) const {
+    return sharding_.cuts_state() ? piece(unit) : UnitPiece{0, range(unit).elements};
+  }
+  std::vector<StagedParts> staged_parts() const;
   // Returns the weights that the update writes, from an element of the unit on.
   std::byte* updated_weights(int64_t unit, int64_t first) const;
   // Returns the address in StateSlice of a value that update_range() or column() give.
@@ -268,6 +279,7 @@ class ParameterStore {
   UnitSlots weight_slots_, gradient_slots_;
   std::vector<int64_t> norm_offset_;  // by unit: elements of f32 norms before its own
   std::vector<float> zeros_;
+  StagedUnits staged_units_;
 };
 
 }  // namespace gptrain::parallel

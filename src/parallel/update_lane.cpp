@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
@@ -18,21 +19,25 @@ constexpr std::string_view update_wait_name = "await_update";
 }  // namespace
 
 UpdateLane::UpdateLane(const ParameterStore& parameters, Backend& backend, RankGroups& groups, WorkingFiles* files,
-                       bool beside_device)
+                       UpdateCopies* copies, bool beside_device)
     : parameters_(parameters),
       backend_(backend),
       groups_(groups),
       files_(files),
+      copies_(copies),
       beside_device_(beside_device),
-      order_(parameters.state_layout().away_units()),
       writing_(parameters.num_parameter_units()),
       weight_writes_(parameters.num_parameter_units(), WorkingFiles::done),
-      pending_(parameters.num_parameter_units()) {
-  if (files != nullptr) thread_ = start_thread("updates weights", [this] { work(); });
+      pending_(parameters.num_parameter_units()),
+      returns_(parameters.num_parameter_units()) {
+  const std::vector<int64_t>& away = parameters.state_layout().away_units();
+  std::copy_if(away.begin(), away.end(), std::back_inserter(order_),
+               [&](int64_t unit) { return parameters.state_layout().lands(unit); });
+  if (has_thread()) thread_ = start_thread("updates weights", [this] { work(); });
 }
 
 UpdateLane::~UpdateLane() {
-  if (files_ == nullptr) return;
+  if (!has_thread()) return;
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -40,6 +45,7 @@ UpdateLane::~UpdateLane() {
     changed_.notify_all();
   }
   thread_.join();
+  if (files_ == nullptr) return;
   // No transfer may outlive the landing area.
   try {
     for (const Transfers& reads : reads_) wait(reads);
@@ -56,52 +62,69 @@ void UpdateLane::begin(int64_t unit) {
   called_ = {.unit = unit, .works = {}, .log = logs ? log : nullptr};
   if (logs && parameters_.state_layout().lands(unit))
     called_.read_event = log->add(disk_event(false, away_bytes(parameters_, unit).read + gradient_bytes(unit)));
+  called_.to_host_event = log_copy(unit, true);
   if (logs) log->set_queue(Event::Queue::update);
-  if (files_ == nullptr) return;
+  if (!has_thread()) return;
+  if (copies_ != nullptr) copies_->mark_sums(unit);
   backend_.set_log(called_.log);
   backend_.defer();
 }
 
 void UpdateLane::end(int64_t unit) {
   EventLog* const log = called_.log;
+  called_.to_device_event = log_copy(unit, false);
   if (log != nullptr) {
     log->set_queue(Event::Queue::ops);
     if (parameters_.state_layout().lands(unit))
       called_.write_event = log->add(disk_event(true, away_bytes(parameters_, unit).written));
   }
-  if (files_ == nullptr) return;
+  if (!has_thread()) return;
   called_.works = backend_.take();
   const std::lock_guard lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
   suspended_ = false;
   pending_[unit] = true;
   ++num_pending_;
-  if (parameters_.state_layout().is_away(unit)) ++issued_;
+  if (parameters_.state_layout().lands(unit)) ++issued_;
   waiting_.push_back(std::move(called_));
   changed_.notify_all();
 }
 
+// Logs the copy of a unit's gradients to the host, or of its updated weights back. Returns the event's number.
+int64_t UpdateLane::log_copy(int64_t unit, bool to_host) const {
+  const int64_t bytes = beside_device_ && called_.log != nullptr ? passed_bytes(parameters_, unit, to_host) : 0;
+  return bytes > 0 ? called_.log->add(host_event(to_host, bytes)) : -1;
+}
+
 void UpdateLane::await(int64_t unit) {
-  if (num_pending_ == 0) return;
+  if (num_pending_ == 0 && copies_ == nullptr) return;
   std::unique_lock lock(mutex_);
   const bool waits = !failure_ && pending_[unit];
   const double start = steady_seconds();
   changed_.wait(lock, [&] { return failure_ || !pending_[unit]; });
   if (failure_) std::rethrow_exception(failure_);
+  follow(unit);
   EventLog* const log = groups_.log();
   if (waits && log != nullptr && log->on())
     log->add(
         {.kind = Event::Kind::wait, .name = update_wait_name, .start_seconds = start, .end_seconds = steady_seconds()});
 }
 
+// Makes ops see the unit's updated weights. REQUIRES: mutex_ is held.
+void UpdateLane::follow(int64_t unit) {
+  if (!returns_[unit]) return;
+  returns_[unit] = false;
+  copies_->follow(unit);
+}
+
 void UpdateLane::await_weights(int64_t unit) {
   await(unit);
-  files_->wait(weight_writes_[unit]);
+  if (files_ != nullptr) files_->wait(weight_writes_[unit]);
 }
 
 bool UpdateLane::weights_written(int64_t unit) {
   const std::lock_guard lock(mutex_);
-  return !pending_[unit] && files_->is_over(weight_writes_[unit]);
+  return !pending_[unit] && (files_ == nullptr || files_->is_over(weight_writes_[unit]));
 }
 
 void UpdateLane::wait_idle(std::unique_lock<std::mutex>& lock) {
@@ -110,20 +133,23 @@ void UpdateLane::wait_idle(std::unique_lock<std::mutex>& lock) {
 }
 
 void UpdateLane::drain() {
-  if (files_ == nullptr) return;
+  if (!has_thread()) return;
   backend_.set_log(groups_.log());
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return failure_ || num_pending_ == 0; });
   if (failure_) std::rethrow_exception(failure_);
+  for (int64_t unit = 0; unit < std::ssize(returns_); ++unit) follow(unit);
 }
 
 void UpdateLane::suspend() {
-  if (files_ == nullptr) return;
+  if (!has_thread()) return;
   std::unique_lock lock(mutex_);
   changed_.wait(lock, [this] { return failure_ || num_pending_ == 0; });
   suspended_ = true;
   wait_idle(lock);
+  for (int64_t unit = 0; unit < std::ssize(returns_); ++unit) follow(unit);
   lock.unlock();
+  if (files_ == nullptr) return;
   for (const Transfers& reads : reads_) wait(reads);
   reads_.clear();
   for (const int64_t unit : order_) end_writing(unit);
@@ -233,12 +259,34 @@ void UpdateLane::land(const Update& update) {
                 parameters_.state_layout().part_bytes(AwayPart::weights, unit));
 }
 
-void UpdateLane::run(Update& update) {
+// Waits until the unit's gradients are on the host, and begins to bring those of the `next` unit; negative: none.
+void UpdateLane::bring(const Update& update, int64_t next) {
+  const double start = steady_seconds();
+  if (brought_ != update.unit) copies_->bring(update.unit);
+  copies_->await_brought(update.unit);
+  brought_ = next;
+  if (update.log != nullptr && update.to_host_event >= 0)
+    update.log->set_times(update.to_host_event, start, steady_seconds());
+  if (next >= 0) copies_->bring(next);
+}
+
+// Begins to copy the unit's weights to the device. Waits for the end if it is logged.
+void UpdateLane::give_back(const Update& update) {
+  const double start = steady_seconds();
+  copies_->give_back(update.unit);
+  if (update.log == nullptr || update.to_device_event < 0) return;
+  copies_->await_given(update.unit);
+  update.log->set_times(update.to_device_event, start, steady_seconds());
+}
+
+void UpdateLane::run(Update& update, int64_t next) {
   const int64_t unit = update.unit;
-  const bool away = parameters_.state_layout().is_away(unit);
-  if (away) land(update);
+  const bool lands = parameters_.state_layout().lands(unit);
+  if (lands) land(update);
+  if (copies_ != nullptr) bring(update, update.log == nullptr ? next : -1);
   for (const std::function<void()>& work : update.works) work();
-  if (!away) return;
+  if (copies_ != nullptr) give_back(update);
+  if (!lands) return;
   const auto begin = [&](AwayPart part) {
     return files_->begin_write(stored_piece(parameters_, part, unit), parameters_.landing(unit, part));
   };
@@ -256,16 +304,18 @@ void UpdateLane::work() {
     changed_.wait(lock, [this] { return stopping_ || !waiting_.empty() || (!suspended_ && can_read_ahead()); });
     if (stopping_) return;
     Update update;
+    int64_t next = -1;
     if (!waiting_.empty()) {
       update = std::move(waiting_.front());
       waiting_.pop_front();
+      if (!waiting_.empty()) next = waiting_.front().unit;
     }
     busy_ = true;
     lock.unlock();
     std::exception_ptr failure;
     try {
       if (update.unit >= 0) {
-        run(update);
+        run(update, next);
       } else {
         begin_read(true);
       }
@@ -281,6 +331,7 @@ void UpdateLane::work() {
     }
     if (update.unit >= 0) {
       pending_[update.unit] = false;
+      returns_[update.unit] = copies_ != nullptr && !failure;
       --num_pending_;
     }
     changed_.notify_all();

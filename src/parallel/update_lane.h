@@ -1,4 +1,5 @@
-// Updates whose optimizer state is on disk: reading ahead, updating and writing behind, beside the rank's thread.
+// Updates whose optimizer state is on disk, or on the host of a GPU: reading ahead, updating and writing behind, beside
+// the rank's thread.
 #pragma once
 
 #include <atomic>
@@ -13,22 +14,26 @@
 #include "ops/deferred_backend.h"
 #include "parallel/groups.h"
 #include "parallel/parameters.h"
+#include "parallel/update_copies.h"
 #include "storage/working_files.h"
 
 namespace gptrain::inline parallel {
 
 // One thread updates unit after unit, in the order of the layout: it waits until the unit's state has been read into
 // the landing area, runs its ops, and begins to write the state. Meanwhile the state of the next units is read, as far
-// as the landing area has room, and that of the first units before the step that updates them.
+// as the landing area has room, and that of the first units before the step that updates them. Beside a GPU it waits
+// until the unit's gradients have come to the host, and begins to copy the updated weights back; the gradients of the
+// next unit come meanwhile.
 //
 // The rank's thread calls all methods. An error of the lane's thread is thrown by the next call of `end` or of a
 // function that waits.
 class UpdateLane {
  public:
-  // Borrows all. `files`: null in a plan, in which ops only go to `backend` and disk transfers to the log.
-  // `beside_device`: the rank's ops run on a GPU, which exchanges weights and gradients with the host.
+  // Borrows all. `files`: null if nothing is on disk. `copies`: null unless ops run on a GPU. Both are null in a plan,
+  // in which ops only go to `backend`, and disk transfers and copies to the log. `beside_device`: the rank's ops run on
+  // a GPU, which exchanges weights and gradients with the host.
   UpdateLane(const ParameterStore& parameters, Backend& backend, RankGroups& groups, WorkingFiles* files,
-             bool beside_device);
+             UpdateCopies* copies, bool beside_device);
   ~UpdateLane();
   UpdateLane(const UpdateLane&) = delete;
   UpdateLane& operator=(const UpdateLane&) = delete;
@@ -41,7 +46,7 @@ class UpdateLane {
   // Call `begin` before the ops that update a unit, and `end` after them. The lane's thread then runs the ops.
   void begin(int64_t unit);
   void end(int64_t unit);
-  // Waits until the unit's update is over, its state not yet written.
+  // Waits until the unit's update is over, its state not yet written. Ops called afterwards see its weights.
   void await(int64_t unit);
   // Waits until the unit's weights are written, if they are away.
   void await_weights(int64_t unit);
@@ -58,8 +63,9 @@ class UpdateLane {
   struct Update {
     int64_t unit = -1;
     DeferredBackend::Works works;
-    EventLog* log = nullptr;  // null: not recorded
-    int64_t read_event = -1, write_event = -1;
+    EventLog* log = nullptr;                           // null: not recorded
+    int64_t read_event = -1, write_event = -1;         // transfers of the disk
+    int64_t to_host_event = -1, to_device_event = -1;  // copies between host and device
   };
   // Transfers of the state and the weights of a unit.
   struct Transfers {
@@ -73,6 +79,7 @@ class UpdateLane {
     int64_t event = -1;
   };
 
+  bool has_thread() const { return files_ != nullptr || copies_ != nullptr; }
   int64_t unit_at(int64_t visit) const { return order_[visit % std::ssize(order_)]; }
   bool is_over(const Transfers& transfers) const;
   WorkingFiles::Times wait(const Transfers& transfers);
@@ -84,7 +91,11 @@ class UpdateLane {
   void read_gradients();
   void end_writing(int64_t unit);
   void land(const Update& update);
-  void run(Update& update);
+  int64_t log_copy(int64_t unit, bool to_host) const;
+  void bring(const Update& update, int64_t next);
+  void give_back(const Update& update);
+  void follow(int64_t unit);
+  void run(Update& update, int64_t next);
   void work();
   void wait_idle(std::unique_lock<std::mutex>& lock);
 
@@ -92,16 +103,18 @@ class UpdateLane {
   DeferredBackend backend_;
   RankGroups& groups_;
   WorkingFiles* const files_;
+  UpdateCopies* const copies_;
   const bool beside_device_;
-  const std::vector<int64_t>& order_;  // StateLayout::away_units
-  Update called_;                      // between begin and end
+  std::vector<int64_t> order_;  // units on disk, in the order of their updates
+  Update called_;               // between begin and end
 
-  // Used by the thread, and by the rank's thread while that is idle. A visit is an update of a unit that is away; visit
+  // Used by the thread, and by the rank's thread while that is idle. A visit is an update of a unit on disk; visit
   // v is of the unit unit_at(v).
   int64_t visited_ = 0;                              // number of visits that are over
   std::deque<Transfers> reads_;                      // reads of the visits visited_, visited_ + 1, ...
   std::deque<WorkingFiles::Ticket> gradient_reads_;  // as reads_, of gradients that are away
   std::vector<Writing> writing_;                     // by unit
+  int64_t brought_ = -1;                             // unit whose gradients come before its update begins
   std::vector<WorkingFiles::Ticket> weight_writes_;  // by unit: write of its last update; used once the update is over
   std::atomic<int64_t> issued_ = 0;                  // visits whose updates the rank's thread has issued
 
@@ -110,6 +123,7 @@ class UpdateLane {
   std::deque<Update> waiting_;
   bool busy_ = false, suspended_ = true, stopping_ = false;
   std::vector<bool> pending_;  // by unit: its update is not over
+  std::vector<bool> returns_;  // by unit: its weights were given back, and the ops do not follow yet
   std::exception_ptr failure_;
   std::atomic<int64_t> num_pending_ = 0;
   std::thread thread_;  // last: uses the above

@@ -1,13 +1,15 @@
-// Weights on disk: reading them ahead of the actions that gather them.
+// Weights on disk or on the host of a GPU: reading them ahead of the actions that gather them.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <optional>
 #include <vector>
 
 #include "parallel/groups.h"
 #include "parallel/parameters.h"
+#include "parallel/rank_queue.h"
 #include "parallel/update_lane.h"
 #include "storage/working_files.h"
 
@@ -18,8 +20,10 @@ namespace gptrain::inline parallel {
 // by the rank's thread.
 class WeightReads {
  public:
-  // Borrows all. `files`: null in a plan, which only logs the reads.
-  WeightReads(const ParameterStore& parameters, RankGroups& groups, WorkingFiles* files, UpdateLane& lane);
+  // Borrows all. `files`: null if none are on disk; `gpu`: null if the ops run on a CPU. Both are null in a plan, which
+  // only logs the reads.
+  WeightReads(const ParameterStore& parameters, RankGroups& groups, WorkingFiles* files, Backend* gpu,
+              UpdateLane& lane);
   // Waits for the reads under way.
   ~WeightReads();
   WeightReads(const WeightReads&) = delete;
@@ -40,7 +44,9 @@ class WeightReads {
     Lane::Ticket gather = Lane::done;  // gather of the unit that was released last
     size_t released = 0;               // number of units released before that one
   };
+  bool is_plan() const { return files_ == nullptr && !to_device_; }
   bool can_begin() const;
+  WorkingFiles::Times arrive(bool logs);
   void begin_next();
   void read_ahead();
   void forget();
@@ -48,10 +54,12 @@ class WeightReads {
   const ParameterStore& parameters_;
   RankGroups& groups_;
   WorkingFiles* const files_;
+  std::optional<RankQueue> to_device_;  // empty if the ops run on a CPU
   UpdateLane& lane_;
   std::vector<int32_t> order_;
-  size_t released_ = 0;                     // units of order_ that were gathered
-  std::deque<WorkingFiles::Ticket> reads_;  // reads of units of order_ from released_ on
+  size_t released_ = 0;  // units of order_ that were gathered
+  // Reads of units of order_ from released_ on: of files, or copies from the host of a GPU.
+  std::deque<int64_t> reads_;
   std::vector<Slot> slots_;
 };
 

@@ -1,5 +1,3 @@
-#include "step/choosing_pass.h"
-
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -9,6 +7,7 @@
 #include "schedule/offload.h"
 #include "step/arena_fill.h"
 #include "step/step_parts.h"
+#include "step/training_step.h"
 
 namespace gptrain::inline step {
 namespace {
@@ -36,7 +35,8 @@ class NoTokens final : public MicroBatchSource {
 
 }  // namespace
 
-void choose_algorithms(StepParts& parts) {
+void TrainingStep::choose_algorithms() {
+  StepParts& parts = *parts_;
   Backend& backend = parts.backend;
   if (backend.algorithms().empty()) return;
   for (const MemoryClass c : {MemoryClass::weights, MemoryClass::gathered, MemoryClass::fp8_weights,

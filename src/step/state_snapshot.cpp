@@ -1,5 +1,6 @@
 #include "step/state_snapshot.h"
 
+#include <cstring>
 #include <type_traits>
 #include <utility>
 
@@ -14,14 +15,17 @@ StateSnapshot::StateSnapshot(Backend& backend, int64_t bytes)
   for (int64_t at = 0; at < memory_->bytes(); at += page_bytes) backend.upload(memory_->data() + at, "", 1);
 }
 
-std::vector<StateSlice> StateSnapshot::copy(std::vector<StateSlice> pieces, const StateColumns& columns) {
+std::vector<StateSlice> StateSnapshot::copy(std::vector<StateSlice> pieces, const StateColumns& columns,
+                                            const HostAddress& on_host) {
   if (copy_queue_ != nullptr) {
     copy_queue_->mark_ops(0);
     copy_queue_->follow_ops(0);
   }
   std::byte* target = memory_->data();
   const auto copy_part = [&](auto*& part, int64_t bytes) {
-    if (copy_queue_ != nullptr) {
+    if (const std::byte* const from = on_host(part); from != nullptr) {
+      std::memcpy(target, from, static_cast<size_t>(bytes));
+    } else if (copy_queue_ != nullptr) {
       copy_queue_->queue_download(target, part, bytes);
     } else {
       backend_.download(target, part, bytes);

@@ -1,7 +1,9 @@
 // A copy of a rank's training state in host memory, from which a checkpoint is written while training goes on.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -18,10 +20,13 @@ class StateSnapshot {
   // fast and a machine without enough memory fails at the start. Borrows the backend. THROWS Error(device).
   StateSnapshot(Backend& backend, int64_t bytes);
 
+  // Returns the address of a value that is in memory of the host though the backend has its own; null for others.
+  using HostAddress = std::function<const std::byte*(const void*)>;
+
   // Copies weights and optimizer state of the pieces, on a device in a queue of its own, and waits for the copies.
   // Returns the pieces with pointers to the copies, which are valid until the next call, and null gradients. REQUIRES:
   // the memory has room for them.
-  std::vector<StateSlice> copy(std::vector<StateSlice> pieces, const StateColumns& columns);
+  std::vector<StateSlice> copy(std::vector<StateSlice> pieces, const StateColumns& columns, const HostAddress& on_host);
 
   int64_t bytes() const { return memory_->bytes(); }
 

@@ -134,18 +134,6 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
   return bytes;
 }
 
-// Returns the bytes on the host through which a device passes gradients to updates there, and gets weights back, of a
-// few units at a time.
-int64_t bytes_between_device_and_updates(const ParameterStore& store) {
-  const Sharding& sharding = store.sharding();
-  const int64_t bytes_of_element = (sharding.gradients_away ? 0 : dtype_bytes(sharding.gradients)) +
-                                   (sharding.weights_away() ? 0 : dtype_bytes(sharding.compute));
-  int64_t most = 0;
-  for (int64_t unit = 0; unit < store.num_parameter_units(); ++unit)
-    most = std::max(most, store.update_range(unit).elements);
-  return StateLayout::most_landed * align_up(most * bytes_of_element);
-}
-
 // Makes the part of the design about parameters: the model and this rank's share of it.
 StepDesign begin_design(const RunConfig& config, const RankGroups& groups, const Stages& stages,
                         const Sharding& sharding, const StateColumns& columns) {
@@ -333,6 +321,10 @@ MemoryPlace place_of_updates(const StepChoices& choices, const Target& target) {
   return choices.keeps_state_away() ? host_place(target) : MemoryPlace::device;
 }
 
+bool updates_beside_gpu(const StepChoices& choices, const Target& target) {
+  return choices.keeps_state_away() && has_own_memory(target);
+}
+
 namespace {
 
 // THROWS Error(usage) if gradients of two micro-batches of a unit are in buckets at the same time, while each bucket
@@ -414,7 +406,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding, design.columns);
   const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns,
                              design.choices.optimizer_state);
-  const bool on_host = design.choices.updates_on_host;
+  const bool on_host = design.choices.updates_on_host, beside_gpu = updates_beside_gpu(design.choices, target);
   memory[MemoryClass::weights] = parameters.weights + store.weight_slots().bytes();
   if (!on_host && parameters.updated > 0)
     memory[MemoryClass::weights] = align_up(memory[MemoryClass::weights]) + parameters.updated;
@@ -425,12 +417,9 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   of_updates(MemoryClass::master) = store.state_layout().master_bytes();
   of_updates(MemoryClass::optimizer) = store.state_layout().buffer_bytes();
   const int64_t optimizer_tables = optimizer_type(config.optimizer.type).table_bytes(store);
-  if (on_host) {
-    of_updates(MemoryClass::weights) = parameters.updated;
-    of_updates(MemoryClass::state) = align_up(sizeof(StepState)) + optimizer_tables;
-  }
-  if (has_own_memory(target) && store.state_layout().any_away())
-    of_updates(MemoryClass::buckets) += bytes_between_device_and_updates(store);
+  if (on_host) of_updates(MemoryClass::weights) = parameters.updated;
+  if (on_host || beside_gpu) of_updates(MemoryClass::state) = align_up(sizeof(StepState)) + optimizer_tables;
+  if (beside_gpu) of_updates(MemoryClass::buckets) += store.staged_units().bytes();
   memory[MemoryClass::data] += landing_bytes(config, target);
   const int64_t residual_bytes = design.keeps_residuals() ? design.messages.residual_bytes() : 0;
   memory[MemoryClass::residuals] = 2 * residual_bytes;
@@ -439,11 +428,12 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   StateTables& tables = design.tables;
   tables.agreement = align_up(sizeof(StepState));
   tables.optimizer = tables.agreement + StepAgreement::table_bytes(store);
-  tables.accumulated_gradients = tables.optimizer + (on_host ? 0 : optimizer_tables);
+  tables.accumulated_gradients = tables.optimizer + (on_host || beside_gpu ? 0 : optimizer_tables);
   tables.qk_clip = tables.accumulated_gradients + AccumulatedGradients::table_bytes(store);
   tables.router_balance = tables.qk_clip + (config.optimizer.qk_clip > 0 ? QkClip::table_bytes(store) : 0);
   tables.update_state = tables.router_balance + RouterBalance::table_bytes(store);
-  tables.statistics = tables.update_state + (store.state_layout().any_away() ? align_up(sizeof(StepState)) : 0);
+  const bool has_update_state = store.state_layout().any_away() && !beside_gpu;
+  tables.statistics = tables.update_state + (has_update_state ? align_up(sizeof(StepState)) : 0);
   declare_statistics(design, step_statistics(config));
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
   if (config.checkpoint.keeps_snapshot())
@@ -451,8 +441,11 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
                             (design.keeps_residuals() ? design.messages.snapshot_bytes(groups.data_rank() == 0) : 0);
   design.memory.outside.on(host_place(target))[MemoryClass::snapshot] =
       design.snapshot_bytes + save_buffer_bytes(design.choices);
-  store.state_layout().add_away(design.memory.outside);
   memory += design.memory.outside;
+  MemoryPlan away;
+  store.state_layout().add_away(away);
+  memory += away;
+  design.memory.outside.on(MemoryPlace::disk) = away.on(MemoryPlace::disk);
   return design;
 }
 

@@ -25,8 +25,7 @@ namespace gptrain::inline step {
 // The memory of a rank's step. The size of the workspace is known once the step has run on the `plan` backend.
 struct StepMemory {
   MemoryPlan arenas;  // all memory of the step, `outside` included
-  // The part that TrainingStep's constructor does not take: memory_outside, snapshot, samples, state on the host or
-  // disk.
+  // The part that TrainingStep's constructor does not take: memory_outside, snapshot, samples, state on disk.
   MemoryPlan outside;
   int64_t frame_bytes = 0;           // high-water mark of tensors inside actions
   int64_t scratch_bytes = 0;         // largest scratch of an op; workspace = scratch + frames + scratch of updates
@@ -129,6 +128,8 @@ Target update_target(const MemoryConfig& memory, const Target& target);
 MemoryPlace host_place(const Target& target);
 // Returns the place of all that only updates use.
 MemoryPlace place_of_updates(const StepChoices& choices, const Target& target);
+// Whether updates run on the host of a GPU, with gradients and weights that are copied (StagedUnits).
+bool updates_beside_gpu(const StepChoices& choices, const Target& target);
 // Returns the place of an arena.
 MemoryPlace arena_place(MemoryClass memory_class, const Target& target);
 

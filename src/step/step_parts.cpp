@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <utility>
 
 #include "optim/types.h"
@@ -12,6 +13,7 @@ namespace gptrain::inline step {
 StepParts::StepParts(std::shared_ptr<const StepDesign> of, Backend& ops, RankGroups& rank_groups,
                      const UpdateDevice& updates)
     : design(std::move(of)),
+      beside_gpu(updates_beside_gpu(design->choices, ops.target())),
       backend(ops),
       update_backend(updates.backend != nullptr ? *updates.backend : ops),
       groups(rank_groups),
@@ -21,33 +23,43 @@ StepParts::StepParts(std::shared_ptr<const StepDesign> of, Backend& ops, RankGro
       initial_statistics(design->statistics.initial_values()),
       program(design->programs.size() - 1) {
   const StepMemory& memory = design->memory;
-  allocate();
+  allocate(updates);
   const int64_t scratch = align_up(memory.scratch_bytes);
   backend.set_scratch(arena(MemoryClass::workspace), scratch);
-  const bool on_host = design->choices.updates_on_host;
+  const bool apart = design->choices.updates_on_host || beside_gpu;
   const int64_t update_scratch = align_up(memory.update_scratch_bytes);
-  const int64_t frames = memory.arenas[MemoryClass::workspace] - scratch - (on_host ? 0 : update_scratch);
+  const int64_t frames = memory.arenas[MemoryClass::workspace] - scratch - (apart ? 0 : update_scratch);
   workspace = Workspace(arena(MemoryClass::workspace) + scratch, frames);
   if (updates.backend != nullptr)
     update_backend.set_scratch(
-        on_host ? memory_of_updates(MemoryClass::workspace).data() : arena(MemoryClass::workspace) + scratch + frames,
+        apart ? memory_of_updates(MemoryClass::workspace).data() : arena(MemoryClass::workspace) + scratch + frames,
         update_scratch);
   state = reinterpret_cast<StepState*>(arena(MemoryClass::state));
   backend.upload(state, &host_state, sizeof(StepState));
 
-  parameters =
-      std::make_unique<ParameterStore>(design->spec, design->shards, design->layout, design->sharding,
-                                       ParameterBuffers{.weights = arena(MemoryClass::weights),
-                                                        .updated = updated_weights(),
-                                                        .gradients = arena(MemoryClass::gradients),
-                                                        .master = memory_of_updates(MemoryClass::master).data(),
-                                                        .state = memory_of_updates(MemoryClass::optimizer).data()},
-                                       design->columns, design->choices.optimizer_state);
-  if (parameters->state_layout().any_away()) make_update_lane(updates.files);
+  make_parameters();
+  if (parameters->state_layout().any_away() || beside_gpu) make_update_lane(updates);
   model = make_model(*design, design->training_shape, backend, groups, &overflow);
   evaluation_model = make_model(*design, design->evaluation_shape, backend, groups, &overflow);
   make_update();
   make_executors();
+}
+
+void StepParts::make_parameters() {
+  const auto make = [this](std::byte* staged) {
+    return std::make_unique<ParameterStore>(design->spec, design->shards, design->layout, design->sharding,
+                                            ParameterBuffers{
+                                                .weights = arena(MemoryClass::weights),
+                                                .updated = updated_weights(),
+                                                .gradients = arena(MemoryClass::gradients),
+                                                .master = memory_of_updates(MemoryClass::master).data(),
+                                                .state = memory_of_updates(MemoryClass::optimizer).data(),
+                                                .staged = staged,
+                                            },
+                                            design->columns, design->choices.optimizer_state);
+  };
+  parameters = make(nullptr);
+  if (beside_gpu) staged_parameters = make(memory_of_updates(MemoryClass::buckets).data());
 }
 
 // Returns the place of weights that updates write apart from the ops' weights; null: they write those.
@@ -60,17 +72,17 @@ std::byte* StepParts::updated_weights() const {
 
 void StepParts::make_update() {
   const StepConfig& config = design->config;
-  const bool on_host = design->choices.updates_on_host;
+  const bool apart = design->choices.updates_on_host || beside_gpu;
   const OptimizerType& type = optimizer_type(config.optimizer.type);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
   const UpdateContext context{
       .parameters = *parameters, .state = state, .backend = backend, .groups = groups, .workspace = workspace};
   std::byte* const block = arena(MemoryClass::state);
   const StateTables& tables = design->tables;
-  std::byte* const update_state = on_host           ? memory_of_updates(MemoryClass::state).data()
+  std::byte* const update_state = apart             ? memory_of_updates(MemoryClass::state).data()
                                   : lane != nullptr ? block + tables.update_state
                                                     : block;
-  const UpdateContext update_context{.parameters = *parameters,
+  const UpdateContext update_context{.parameters = beside_gpu ? *staged_parameters : *parameters,
                                      .state = reinterpret_cast<StepState*>(update_state),
                                      .backend = lane != nullptr ? lane->backend() : update_backend,
                                      .groups = groups,
@@ -91,7 +103,7 @@ void StepParts::make_update() {
   agreement =
       std::make_unique<StepAgreement>(context, std::move(rules), block + tables.agreement, groups, copy_queue.get());
   optimizer = type.make(config.optimizer, update_context, design->config.run.seed,
-                        on_host ? update_state + align_up(sizeof(StepState)) : block + tables.optimizer);
+                        apart ? update_state + align_up(sizeof(StepState)) : block + tables.optimizer);
   if (design->sharding.gradients != DType::f32) {
     accumulated =
         std::make_unique<AccumulatedGradients>(*parameters, design->config.run.seed, config.batch.accumulation,
@@ -155,13 +167,16 @@ StepParts::~StepParts() {
   }
 }
 
-void StepParts::make_update_lane(WorkingFiles* files) {
-  const bool beside_device = backend.target().kind == Target::Kind::gpu;
-  lane = std::make_unique<UpdateLane>(*parameters, update_backend, groups, files, beside_device);
+void StepParts::make_update_lane(const UpdateDevice& updates) {
+  WorkingFiles* const files = updates.files;
+  if (updates.gpu != nullptr) copies = std::make_unique<UpdateCopies>(*updates.gpu, *parameters, *staged_parameters);
+  lane = std::make_unique<UpdateLane>(*parameters, update_backend, groups, files, copies.get(), beside_gpu);
   away = std::make_unique<AwayState>(*parameters, groups, files, [this] { lane->suspend(); });
   const Sharding& sharding = design->sharding;
-  if (sharding.weights_away()) weight_reads = std::make_unique<WeightReads>(*parameters, groups, files, *lane);
-  if (sharding.gradients_away) away_gradients = std::make_unique<AwayGradients>(*parameters, groups, backend, files);
+  if (sharding.weights_away())
+    weight_reads = std::make_unique<WeightReads>(*parameters, groups, files, updates.gpu, *lane);
+  if (sharding.gradients_away)
+    away_gradients = std::make_unique<AwayGradients>(*parameters, groups, backend, files, updates.gpu);
 }
 
 void StepParts::wait_all() const {
@@ -181,37 +196,76 @@ MemoryPlan StepParts::taken() const {
     for (size_t c = 0; c < num_memory_classes; ++c)
       if (arenas[place][c]) bytes[c] += arenas[place][c]->bytes();
   }
-  parameters->state_layout().add_away(taken);
+  MemoryPlan away;
+  parameters->state_layout().add_away(away);
+  taken += away;
+  // The arena of optimizer state has all that is away on the host.
+  taken.on(MemoryPlace::pinned_host)[MemoryClass::optimizer] -= away.total(MemoryPlace::pinned_host);
   taken.on(host_place(backend.target()))[MemoryClass::snapshot] +=
       (snapshot ? snapshot->bytes() : 0) + save_buffer_bytes(design->choices);
   return taken;
 }
 
-void StepParts::allocate() {
+void StepParts::allocate(const UpdateDevice& updates) {
   const StepMemory& memory = design->memory;
-  const auto planned = [&memory](MemoryPlace place, size_t c) {
-    return memory.arenas.on(place)[c] - memory.outside.on(place)[c];
-  };
   for (size_t c = 0; c < num_memory_classes; ++c) {
     const auto memory_class = static_cast<MemoryClass>(c);
     const MemoryPlace place = arena_place(memory_class, backend.target());
-    const bool is_offloaded = memory_class == MemoryClass::offloaded && planned(place, c) > 0;
-    arenas_on(place)[c] =
-        is_offloaded ? offloads.emplace(backend).allocate(planned(place, c)) : backend.allocate(planned(place, c));
+    const int64_t bytes = memory.arenas.on(place)[c] - memory.outside.on(place)[c];
+    const bool is_offloaded = memory_class == MemoryClass::offloaded && bytes > 0;
+    arenas_on(place)[c] = is_offloaded ? offloads.emplace(backend).allocate(bytes) : backend.allocate(bytes);
   }
-  if (!design->choices.updates_on_host) return;
-  for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::optimizer, MemoryClass::workspace,
-                              MemoryClass::state}) {
-    const auto index = static_cast<size_t>(c);
-    arenas_on(MemoryPlace::host)[index] = update_backend.allocate(planned(MemoryPlace::host, index));
+  const MemoryPlace place = place_of_updates(design->choices, backend.target());
+  if (place != MemoryPlace::device) allocate_for_updates(place, updates);
+}
+
+// Takes the arenas of updates that have memory of their own: on the host of a GPU one that it copies to and from.
+void StepParts::allocate_for_updates(MemoryPlace place, const UpdateDevice& updates) {
+  const MemoryPlan::ByClass &arenas_there = design->memory.arenas.on(place),
+                            &outside = design->memory.outside.on(place);
+  const auto planned = [&](MemoryClass c) { return arenas_there[c] - outside[c]; };
+  const auto take = [&](MemoryClass c, int64_t bytes) {
+    const bool is_copied = updates.gpu != nullptr;
+    arenas_on(place)[c] = is_copied
+                              ? memory_for("memory.offload_optimizer", [&] { return copy_queue->allocate_host(bytes); })
+                              : update_backend.allocate(bytes);
+  };
+  for (const MemoryClass c : {MemoryClass::workspace, MemoryClass::state}) take(c, planned(c));
+  if (!beside_gpu) {
+    for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::optimizer}) take(c, planned(c));
+    return;
   }
+  // Masters, weights and gradients of a unit that is away lie beside its optimizer state.
+  take(MemoryClass::optimizer, planned(MemoryClass::optimizer) + planned(MemoryClass::master) +
+                                   planned(MemoryClass::weights) + planned(MemoryClass::gradients));
+  take(MemoryClass::buckets, planned(MemoryClass::buckets));
 }
 
 const DeviceMemory& StepParts::memory_of(MemoryClass c) const { return *arenas[arena_place(c, backend.target())][c]; }
 
 const DeviceMemory& StepParts::memory_of_updates(MemoryClass c) const {
-  if (!design->choices.updates_on_host) return memory_of(c);
-  return *arenas[MemoryPlace::host][c];
+  const std::unique_ptr<DeviceMemory>& own = arenas[place_of_updates(design->choices, backend.target())][c];
+  return own != nullptr ? *own : memory_of(c);
+}
+
+void StepParts::return_weights(int64_t unit) {
+  if (design->sharding.updates_weights()) return;  // the device's weights have no masters
+  if (parameters->state_layout().lands(unit)) away->fetch(unit);
+  const UpdateRange range = staged_parameters->update_range(unit);
+  if (range.elements == 0) return;
+  copies->clear(unit);
+  update_backend.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
+                          .to = Matrix(range.weights, design->config.precision.compute, 1, range.elements)});
+  copy_norms(*staged_parameters, unit, update_backend);
+  copies->upload(unit, backend);
+}
+
+bool StepParts::is_on_host(const void* value) const {
+  if (!beside_gpu) return false;
+  if (AwayState::holds(value)) return true;
+  const DeviceMemory& memory = memory_of_updates(MemoryClass::optimizer);
+  const auto* const at = static_cast<const std::byte*>(value);
+  return !std::less<>()(at, memory.data()) && std::less<>()(at, memory.data() + memory.bytes());
 }
 
 ArenaStarts StepParts::arena_starts() const {

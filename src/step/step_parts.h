@@ -53,12 +53,17 @@ struct StepParts {
   const DeviceMemory& memory_of(MemoryClass c) const;
   const DeviceMemory& memory_of_updates(MemoryClass c) const;
   std::byte* arena(MemoryClass c) const { return memory_of(c).data(); }
+  // Makes the device's weights of a unit from the masters on the host. REQUIRES: `copies` is not null; no update runs.
+  void return_weights(int64_t unit);
+  // Whether a value of ParameterStore::state is in the memory of updates beside a GPU.
+  bool is_on_host(const void* value) const;
   std::byte* updated_weights() const;
   // See TrainingStep.
   float* residuals_at(int64_t buffer) const;
   MemoryPlan taken() const;
 
   const std::shared_ptr<const StepDesign> design;
+  const bool beside_gpu;  // updates_beside_gpu
   Backend& backend;
   Backend& update_backend;
   RankGroups& groups;
@@ -74,7 +79,9 @@ struct StepParts {
   StepState* state = nullptr;  // in device memory
   StepState host_state;
   std::unique_ptr<ParameterStore> parameters;
+  std::unique_ptr<ParameterStore> staged_parameters;  // as updates see them beside a GPU; null otherwise
   // Null if all state is at home. Access from the rank's thread comes first, as it waits for the lane.
+  std::unique_ptr<UpdateCopies> copies;  // null unless updates run beside a GPU; null in a plan
   std::unique_ptr<UpdateLane> lane;
   std::unique_ptr<AwayState> away;
   std::unique_ptr<WeightReads> weight_reads;      // null unless weights are away
@@ -100,8 +107,10 @@ struct StepParts {
  private:
   OfClasses& arenas_on(MemoryPlace place) { return arenas[place]; }
   // Takes all arenas.
-  void allocate();
-  void make_update_lane(WorkingFiles* files);
+  void allocate(const UpdateDevice& updates);
+  void allocate_for_updates(MemoryPlace place, const UpdateDevice& updates);
+  void make_parameters();
+  void make_update_lane(const UpdateDevice& updates);
   // Makes the agreement at a step's end and the optimizer.
   void make_update();
   void make_executors();

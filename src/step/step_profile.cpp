@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "ops/op_event.h"
 #include "step/flops_json.h"
 
 namespace gptrain::inline step {
@@ -127,12 +128,14 @@ size_t widest_label(const std::vector<ProfileRow>& rows) {
 // Row numbers of the trace; 1 to 3 are ops, copies and waits.
 constexpr size_t actions_row = 0;
 constexpr size_t first_lane_row = 4;
-constexpr size_t offload_row = first_lane_row + num_lanes;  // copies of offloaded activations to the host
+constexpr size_t offload_row = first_lane_row + num_lanes;  // copies to the host beside the ops
 constexpr size_t fetch_row = offload_row + 1;               // copies back
 constexpr size_t update_row = fetch_row + 1;                // updates beside the ops, then their reads and writes
 constexpr size_t num_rows = update_row + 3;
 
 size_t trace_row(const Event& event, const LoggedAction* action) {
+  if (event.queue == Event::Queue::update && event.kind == Event::Kind::copy)
+    return event.name == download_name ? offload_row : fetch_row;
   if (event.queue != Event::Queue::ops) return update_row + static_cast<size_t>(event.queue) - 1;
   switch (event.kind) {
     case Event::Kind::op:

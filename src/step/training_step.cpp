@@ -9,7 +9,6 @@
 #include "model/spec/tensor_key.h"
 #include "ops/device_crc32c.h"
 #include "step/arena_fill.h"
-#include "step/choosing_pass.h"
 #include "step/step_parts.h"
 
 namespace gptrain::inline step {
@@ -53,6 +52,8 @@ bool TrainingStep::agree_to_stop(bool wanted) { return parts_->agreement->agree_
 
 bool TrainingStep::has_state_away() const { return parts_->away != nullptr; }
 
+bool TrainingStep::is_on_host(const void* value) const { return parts_->is_on_host(value); }
+
 const std::byte* TrainingStep::fetched(const void* value) const {
   return AwayState::holds(value) ? parts_->away->fetched(value) : static_cast<const std::byte*>(value);
 }
@@ -68,7 +69,7 @@ const StepStatistics& TrainingStep::statistics() const { return parts_->statisti
 float* TrainingStep::residuals_at(int64_t buffer) const { return parts_->residuals_at(buffer); }
 
 void TrainingStep::read_state(void* to, const void* from, int64_t bytes) const {
-  if (AwayState::holds(from)) {
+  if (AwayState::holds(from) || is_on_host(from)) {
     std::memcpy(to, fetched(from), bytes);
   } else {
     backend_.download(to, from, bytes);
@@ -76,6 +77,10 @@ void TrainingStep::read_state(void* to, const void* from, int64_t bytes) const {
 }
 
 void TrainingStep::write_state(void* to, const void* from, int64_t bytes) const {
+  if (!AwayState::holds(to) && is_on_host(to)) {
+    std::memcpy(to, from, bytes);
+    return;
+  }
   if (!AwayState::holds(to)) return backend_.upload(to, from, bytes);
   std::memcpy(parts_->away->fetched(to), from, bytes);
   parts_->away->change();
@@ -121,7 +126,8 @@ std::vector<StateSlice> TrainingStep::written_state() const {
 }
 
 std::vector<StateSlice> TrainingStep::copy_state() {
-  return parts_->snapshot->copy(written_state(), parts_->parameters->columns());
+  return parts_->snapshot->copy(written_state(), parts_->parameters->columns(),
+                                [this](const void* value) { return is_on_host(value) ? fetched(value) : nullptr; });
 }
 
 uint32_t TrainingStep::weights_checksum(ReplicaGroup replicas) const {
@@ -158,15 +164,15 @@ uint32_t TrainingStep::norms_checksum() const {
   return crc;
 }
 
-void TrainingStep::choose_algorithms() { step::choose_algorithms(*parts_); }
-
 void TrainingStep::clear_state() {
   parts_->wait_all();
   zero_memory(backend_, parts_->copy_queue.get(), parts_->arena(MemoryClass::weights),
               parts_->memory_of(MemoryClass::weights).bytes());
   for (const MemoryClass c : {MemoryClass::weights, MemoryClass::master, MemoryClass::optimizer}) {
     const DeviceMemory& memory = parts_->memory_of_updates(c);
-    zero_memory(parts_->update_backend, parts_->copy_queue.get(), memory.data(), memory.bytes());
+    const bool on_device = &memory == &parts_->memory_of(c);
+    zero_memory(on_device ? backend_ : parts_->update_backend, on_device ? parts_->copy_queue.get() : nullptr,
+                memory.data(), memory.bytes());
   }
   const DeviceMemory& residuals = parts_->memory_of(MemoryClass::residuals);
   zero_memory(backend_, parts_->copy_queue.get(), residuals.data(), residuals.bytes());
@@ -192,11 +198,13 @@ void TrainingStep::initialize_weights(const StateSlice& piece) {
   };
   float* const weight = landed(piece.weight);
   bf16* const narrow_weight = landed(piece.narrow_weight);
+  Backend& backend =
+      is_on_host(weight != nullptr ? static_cast<void*>(weight) : narrow_weight) ? parts_->update_backend : backend_;
   const Matrix to = weight != nullptr ? Matrix(weight, DType::f32, piece.count() / cols, cols)
                                       : Matrix(narrow_weight, DType::bf16, piece.count() / cols, cols);
   if (tensor.init == Init::normal) {
     const int64_t first = piece.offset.size() == 2 ? piece.offset[0] * tensor_cols + piece.offset[1] : piece.offset[0];
-    backend_.run(NormalValues{
+    backend.run(NormalValues{
         .key = tensor_key(tensor, design_->config.run.seed, RandomUse::initial_weights),
         .deviation = static_cast<float>(tensor.init_scale),
         .first = first,
@@ -205,8 +213,8 @@ void TrainingStep::initialize_weights(const StateSlice& piece) {
     });
   } else if (tensor.init == Init::constant) {
     const auto value = static_cast<float>(tensor.init_scale);
-    if (weight != nullptr) return upload_copies(backend_, weight, value, piece.count());
-    upload_copies(backend_, narrow_weight, to_bf16(value), piece.count());
+    if (weight != nullptr) return upload_copies(backend, weight, value, piece.count());
+    upload_copies(backend, narrow_weight, to_bf16(value), piece.count());
   }
 }
 
@@ -226,7 +234,12 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
 }
 
 void TrainingStep::weights_changed() {
+  if (parts_->copies != nullptr) parts_->copies->finish();
   for (int64_t unit = 0; unit < parts_->parameters->num_parameter_units(); ++unit) {
+    if (parts_->copies != nullptr) {
+      parts_->return_weights(unit);
+      continue;
+    }
     const UpdateRange range = parts_->parameters->update_range(unit);
     if (parts_->away != nullptr && design_->sharding.masters_away) parts_->away->fetch(unit);
     copy_norms(*parts_->parameters, unit, backend_);

@@ -112,6 +112,8 @@ class TrainingStep {
   std::vector<StateSlice> state(bool written_only = false) const;
   // Whether values of `state()` may be away. Their addresses are then those of no memory.
   bool has_state_away() const;
+  // Whether a value of `state()` is in memory of the host, though the ops run on a GPU. Not collective.
+  bool is_on_host(const void* value) const;
   // Returns the address at which a value of `state()` can be read until the next call of a function of this object.
   const std::byte* fetched(const void* value) const;
   // Copy values of `state()`, bytes of one unit.

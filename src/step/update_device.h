@@ -11,6 +11,8 @@ struct UpdateDevice {
   // Runs them with StepChoices::updates_on_host, or with state that is away; null: the ops' own.
   Backend* backend = nullptr;
   WorkingFiles* files = nullptr;  // memory of StepChoices::optimizer_state on disk; a plan has none
+  // The GPU of updates on its host, for queues that log no copies; a plan has none.
+  Backend* gpu = nullptr;
 };
 
 }  // namespace gptrain::step

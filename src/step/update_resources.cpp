@@ -7,10 +7,14 @@
 
 namespace gptrain::inline step {
 
-UpdateResources::UpdateResources(const StepDesign& design, const Backend& ops, int64_t rank) {
+UpdateResources::UpdateResources(const StepDesign& design, Backend& ops, int64_t rank, int threads) {
+  if (!design.choices.keeps_state_away()) return;
+  Target target = ops.target();
+  if (threads > 0) target.num_threads = threads;
+  backend_ =
+      make_cpu_backend(update_target(design.config.memory, target).num_threads, design.config.run.thread_independent);
+  if (updates_beside_gpu(design.choices, target)) gpu_ = &ops;
   if (!design.choices.keeps_state_on_disk()) return;
-  backend_ = make_cpu_backend(update_target(design.config.memory, ops.target()).num_threads,
-                              design.config.run.thread_independent);
   const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns,
                              design.choices.optimizer_state);
   const std::vector<std::string> folders = design.config.memory.disk_folders();

@@ -1,4 +1,4 @@
-// The backend and the working files of updates whose optimizer state is on disk.
+// The backend and the working files of updates whose optimizer state is on disk or on the host of a GPU.
 #pragma once
 
 #include <cstdint>
@@ -11,16 +11,18 @@ namespace gptrain::inline step {
 
 class UpdateResources {
  public:
-  // Creates nothing if all of the design's state is in memory. `ops`: backend of the ops, on a CPU. THROWS as the
-  // constructor of WorkingFiles.
-  UpdateResources(const StepDesign& design, const Backend& ops, int64_t rank);
+  // Creates nothing if all of the design's state is in the memory of the ops. Borrows `ops`, the backend of the ops,
+  // whose queues log no copies. `threads`: threads of the rank; 0: those of the backend. THROWS as the constructor of
+  // WorkingFiles.
+  UpdateResources(const StepDesign& design, Backend& ops, int64_t rank, int threads = 0);
 
   // Returns the backend and the files of the updates, which this object owns; null if it created none.
-  UpdateDevice device() const { return {.backend = backend_.get(), .files = files_.get()}; }
+  UpdateDevice device() const { return {.backend = backend_.get(), .files = files_.get(), .gpu = gpu_}; }
   const WorkingFiles* files() const { return files_.get(); }  // null: none
 
  private:
   std::unique_ptr<Backend> backend_;
+  Backend* gpu_ = nullptr;  // null: the ops run on a CPU
   std::unique_ptr<WorkingFiles> files_;
 };
 

@@ -148,6 +148,7 @@ ExitCode run_rank(RunConfig config, const TrainOptions& options, const StopSigna
   Backend& backend = profiler ? profiler->backend() : *device.backend;
   const RunContext context{.config = config,
                            .backend = backend,
+                           .device = *device.backend,
                            .groups = groups,
                            .world = world,
                            .threads = threads,

@@ -13,7 +13,8 @@ namespace gptrain::inline train {
 // Borrows all members, which must outlive the parts.
 struct RunContext {
   const RunConfig& config;
-  Backend& backend;
+  Backend& backend;  // logs ops if a step is to be profiled
+  Backend& device;   // the same device, without a log
   RankGroups& groups;
   World& world;
   int threads;             // number of CPU threads for this rank

@@ -221,8 +221,9 @@ RunData open_data(const RunConfig& config, const Start& start, Communicator* all
 
 std::unique_ptr<UpdateResources> make_update_resources(const StepDesign& design, const RunContext& context) {
   std::unique_ptr<UpdateResources> resources;
-  agree_on(context.all(), context.world,
-           [&] { resources = std::make_unique<UpdateResources>(design, context.backend, context.world.rank()); });
+  agree_on(context.all(), context.world, [&] {
+    resources = std::make_unique<UpdateResources>(design, context.device, context.world.rank(), context.threads);
+  });
   return resources;
 }
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <fmt/format.h>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -54,15 +55,21 @@ class DeviceState final : public SliceMemory {
   std::unique_ptr<DeviceMemory> pinned_;
 };
 
-// Reads and writes host memory, and state that is away.
+// Reads and writes host memory, state that is away, and with it the memory of the ops' GPU.
 class AwaySlices final : public SliceMemory {
  public:
-  explicit AwaySlices(const TrainingStep& step) : step_(step) {}
-  void read(const std::byte* from, int64_t bytes, const Take& take) override { take(step_.fetched(from), bytes); }
+  explicit AwaySlices(const TrainingStep& step) : step_(step) {
+    if (step.backend().target().kind == Target::Kind::gpu) device_.emplace(step.backend());
+  }
+  void read(const std::byte* from, int64_t bytes, const Take& take) override {
+    if (device_ && !step_.is_on_host(from)) return device_->read(from, bytes, take);
+    take(step_.fetched(from), bytes);
+  }
   void write(std::byte* to, const std::byte* from, int64_t bytes) override { step_.write_state(to, from, bytes); }
 
  private:
   const TrainingStep& step_;
+  std::optional<DeviceState> device_;  // empty on a CPU
 };
 
 }  // namespace

@@ -145,12 +145,15 @@ class Disk(CheckpointCase):
                             "try \"fit\""],
                     "config", "check", self.config, *fitted, *overrides("memory.offload_parameters=disk"))
 
-    def test_the_host_is_a_place_in_plans_for_named_gpus_only(self):
+    def test_the_host_is_a_place_for_gpus_only(self):
         host = overrides("memory.offload_optimizer=host", "run.out=new")
         self.refuse(USAGE, ["memory.offload_optimizer = \"host\": "], "train", self.config, *host)
         self.assertFalse((self.folder / "new").exists())
         plan = json.loads(self.succeed("train", self.config, *host, "--dry-run", "--target", "a100-80g", "--json"))
-        self.assertIn("a run on a GPU refuses it", "\n".join(plan["warnings"]))
+        self.assertNotIn("a run on a GPU refuses it", "\n".join(plan.get("warnings", [])))
+        lamb = json.loads(self.succeed("train", self.config, *host, *overrides("optimizer.type=lamb"), "--dry-run",
+                                       "--target", "a100-80g", "--json"))
+        self.assertIn("a run on a GPU refuses it", "\n".join(lamb["warnings"]))
         self.assertGreaterEqual(plan["host_moments_bytes"], 8 * plan["total_parameters"])
         self.assertEqual(plan["moments_bytes"], 0)
         self.assertEqual([need["values"] for need in plan["bandwidths"]],

@@ -82,6 +82,9 @@ class ForgetfulQueue final : public SideQueue {
   void await_work(int mark) override {
     if (forgotten_ != Forgotten::await_work) inner_->await_work(mark);
   }
+  void finish_work(int mark) override {
+    if (forgotten_ != Forgotten::await_work) inner_->finish_work(mark);
+  }
   void time_ops(int time) override { inner_->time_ops(time); }
   double seconds_between(int from, int to) override { return inner_->seconds_between(from, to); }
   void* handle() const override { return inner_->handle(); }

@@ -14,7 +14,7 @@ from pathlib import Path
 WITHOUT_DEVICE, WITH_DEVICE = (str(Path(argument).resolve()) for argument in sys.argv[1:3])
 WHY_NO_DEVICE = {"cuda": "this process sees no CUDA device (",
                  "no-cuda": "this build of gptrain has no CUDA: "}[sys.argv[3]]
-FINISHED, MACHINE, DIVERGED, STOPPED = 0, 7, 6, 75
+FINISHED, USAGE, MACHINE, DIVERGED, STOPPED = 0, 2, 7, 6, 75
 
 CONFIG = {
     "model": {"num_layers": 2, "hidden_size": 24, "num_heads": 2, "vocab_size": 257, "sequence_length": 16,
@@ -258,6 +258,51 @@ class Device(unittest.TestCase):
         self.assertEqual(code, MACHINE, err)
         for line in lines:
             self.assertRegex(err, line)
+
+    def saved(self, out, step):
+        return (self.folder / out / f"checkpoints/step-{step:08}/rank-00000.safetensors").read_bytes()
+
+    def test_optimizer_state_on_the_host_changes_no_bit(self):
+        def settings(*keys):
+            return [part for key in ("precision.compute=bf16", "run.steps=20", "optimizer.ema=0.9",
+                                     "checkpoint.every_steps=10", "checkpoint.keep_last=9", *keys)
+                    for part in ("--set", key)]
+
+        host = settings("memory.offload_optimizer=host", "memory.update_threads=2")
+        everything = settings("memory.offload_optimizer=host", "memory.offload_gradients=host",
+                              "memory.offload_parameters=host")
+        self.train(WITH_DEVICE, "device", "cuda", *settings())
+        self.train(WITH_DEVICE, "host", "cuda", *host, "--steps", "12")
+        self.train(WITH_DEVICE, "host", "cuda", *host, "--resume", "--profile-step", "15")
+        self.assertEqual(self.losses("host")[-1], self.losses("device")[-1])
+        for step in (10, 20):  # the first one is written while steps go on
+            self.assertEqual(self.saved("host", step), self.saved("device", step))
+        # From the device to the host, to a drive, and back to the device.
+        self.train(WITH_DEVICE, "moved", "cuda", *settings(), "--steps", "6")
+        self.train(WITH_DEVICE, "moved", "cuda", *everything, "--steps", "6", "--resume")
+        (self.folder / "drive").mkdir()
+        self.train(WITH_DEVICE, "moved", "cuda", *settings("memory.offload_optimizer=disk", "memory.disk_path=drive"),
+                   "--steps", "4", "--resume")
+        self.train(WITH_DEVICE, "moved", "cuda", *settings(), "--resume")
+        self.assertEqual(self.saved("moved", 20), self.saved("device", 20))
+        _, planned, _ = self.run_program(WITH_DEVICE, "train", "run.json", "--dry-run", "--json", *host)
+        taken = json.loads((self.folder / "host/run.json").read_text(encoding="utf-8"))
+        self.assertEqual(taken, {key: json.loads(planned)[key] for key in taken})
+        self.assertGreater(taken["host_moments_bytes"], 2 * taken["host_master_bytes"])
+        trace = json.loads((self.folder / "host/trace-step15.json").read_text(encoding="utf-8"))["traceEvents"]
+        lanes = {event["args"]["name"] for event in trace if event["name"] == "thread_name"}
+        self.assertLessEqual({"lane offload", "lane fetch", "lane update"}, lanes)
+
+    def test_what_cannot_lie_on_the_host_is_named(self):
+        cases = {("memory.offload_optimizer=disk", "memory.disk_path=.", "memory.offload_gradients=disk"):
+                     "a GPU has only optimizer state in files yet",
+                 ("memory.offload_optimizer=host", "optimizer.type=lamb"): "reads gradients of whole tensors",
+                 ("memory.offload_optimizer=host", "precision.compute=fp16"): "the host's kernels have no fp16"}
+        for keys, why in cases.items():
+            code, _, err = self.run_program(WITH_DEVICE, "train", "run.json",
+                                            *(part for key in keys for part in ("--set", key)))
+            self.assertEqual(code, USAGE, err)
+            self.assertIn(why, err)
 
     def test_the_dry_run_is_of_the_device(self):
         code, text, err = self.run_program(WITH_DEVICE, "train", "run.json", "--dry-run")

@@ -8,6 +8,7 @@
     resume        checks that a run stopped and resumed ends with the same bits as one run from the start
     memory        checks that a run uses the planned memory, and no more after the first steps
     profile       prints the time of a step, op by op
+    host          trains with optimizer state on the host: the losses of a run without, its steps, the rates of copies
 """
 import argparse
 import json
@@ -20,8 +21,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from bench_gpu import add_arguments, fitting_micro_batches, prepare
-from gpu_runs import (ALL_CASES, Case, Deadline, Rows, RunFailed, plan, run_gptrain, train_steps, used_memory,
-                      usual_cases, write_config)
+from gpu_runs import (ALL_CASES, UNTIMED_STEPS, Case, Deadline, Rows, RunFailed, plan, run_gptrain, train_steps,
+                      used_memory, usual_cases, write_config)
 
 LEAST_COPY_SHARE = 85  # percent of the measured copy bandwidth
 # The mark applies to operands of at least four times the L2 cache; 60 MB is an H200's, the largest except for B200's.
@@ -44,6 +45,7 @@ STEADY_FROM_STEP = 4  # earlier steps choose algorithms and load modules
 # Micro-batches of tools/gpu/gpu_roofline.py, with which a profile is compared.
 RECKONED_MICRO_BATCHES = {"gpt2-124m-1024": 32, "gpt2-1.5b-1024": 16}
 MEMORY_STEPS = 12
+HOST_STEPS = 9
 MEMORY_CASE = Case({"preset": "gpt2-124m", "sequence_length": 1024}, 65536, micro_tokens=(16384,))
 # Dropout, several micro-batches and grouped queries, so that everything with state takes part.
 RESUME_CASE = Case({"num_layers": 4, "hidden_size": 256, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 1000,
@@ -210,6 +212,36 @@ def memory(options, rows, folder):
     return not wrong and growth == 0
 
 
+def host(options, rows, folder):
+    case = ALL_CASES[(options.cases or ["gpt2-1.5b-1024"])[0]]
+    deadline = Deadline(options.seconds)
+    prepare(options.gptrain, folder, case)
+    micro = case.micro_batches()[-1]
+    runs = {}
+    for place in ("none", "host"):
+        file = write_config(folder, case, micro, options.device, place, memory={"offload_optimizer": place})
+        # The profile is printed after its step: one more step makes sure that it is there.
+        runs[place] = train_steps(options.gptrain, file, HOST_STEPS, deadline.left(), "--profile-step", HOST_STEPS - 1)
+        steady = sorted(record["step_seconds"] for record in runs[place].records[UNTIMED_STEPS:HOST_STEPS - 2])
+        rows.add(f"a step with memory.offload_optimizer={place}, micro-batch {micro}",
+                 f"{steady[len(steady) // 2] * 1e3:.1f}", "ms")
+    losses = {place: [record["loss"] for record in run.records] for place, run in runs.items()}
+    same = losses["none"] == losses["host"]
+    rows.add("losses with optimizer state on the host", "same" if same else "different", "bits", "same",
+             "pass" if same else "fail")
+    trace = json.loads((folder / "host" / f"trace-step{HOST_STEPS - 1}.json").read_text(encoding="utf-8"))
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    lanes = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    for lane, what in (("lane offload", "gradients to the host"), ("lane fetch", "weights to the device"),
+                       ("lane update", "updates on the host")):
+        own = [event for event in events if lanes[event["tid"]] == lane]
+        seconds = sum(event["dur"] for event in own) * 1e-6
+        rate = sum(event["args"]["bytes_moved"] for event in own) / max(seconds, 1e-9)
+        rows.add(f"{what} ({seconds * 1e3:.1f} ms)", f"{rate / 1e9:.1f}", "GB/s", status="pass" if own else "fail")
+        same = same and bool(own)
+    return same
+
+
 def profile(options, rows, folder):
     deadline = Deadline(options.seconds)
     for name in options.cases or usual_cases():
@@ -236,8 +268,8 @@ def profile(options, rows, folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["each", "sanitize", "kernels", "library", "resume", "memory",
-                                         "profile"])
+    parser.add_argument("part", choices=["each", "sanitize", "kernels", "library", "resume", "memory", "profile",
+                                         "host"])
     parser.add_argument("file", nargs="?", type=Path, help="the program of each and sanitize, the log of the others")
     parser.add_argument("--tool", choices=["memcheck", "racecheck"], default="memcheck", help="of sanitize")
     add_arguments(parser)
@@ -245,7 +277,7 @@ def main():
     options.gptrain = options.gptrain.resolve()
     rows = Rows(options.rows)
     of_files = {"each": each, "sanitize": sanitize, "kernels": kernels, "library": library}
-    parts = {"resume": resume, "memory": memory, "profile": profile}
+    parts = {"resume": resume, "memory": memory, "profile": profile, "host": host}
     try:
         if options.part in of_files:
             sound = of_files[options.part](options, rows)

@@ -34,6 +34,7 @@ class PlanSideQueue final : public SideQueue {
   void ops_follow(int) override {}
   void await_ops(int) override {}
   void await_work(int) override {}
+  void finish_work(int) override {}
   void time_ops(int) override {}
   double seconds_between(int, int) override { return 0; }
   void* handle() const override { return nullptr; }

@@ -37,6 +37,7 @@ class ShiftedDevice final : public SideQueue {
   void while_waiting(std::function<void()>) override {}
   void await_ops(int) override {}
   void await_work(int) override {}
+  void finish_work(int) override {}
   void time_ops(int) override {}
   double seconds_between(int, int) override { return 0; }
   void queue_upload(void* device, const void* host, int64_t bytes) override { upload(device, host, bytes); }

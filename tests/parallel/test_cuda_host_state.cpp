@@ -1,0 +1,147 @@
+// Optimizer state, weights and gradients on the host of a GPU give the bits of a run that keeps them on the device, in
+// the planned memory.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "catch.h"
+#include "events.h"
+#include "model_fixture.h"
+#include "ops/op_event.h"
+#include "same_outcomes.h"
+#include "some_cases.h"
+#include "touched.h"
+#include "unit/temporary_folder.h"
+
+namespace test_cuda_host_state {
+
+using namespace gptrain;
+using namespace gptrain::testing;
+
+namespace {
+
+const Overrides optimizer = {"memory.offload_optimizer=host"};
+const Overrides gradients = {"memory.offload_gradients=host"};
+const Overrides parameters = {"memory.offload_parameters=host"};
+
+void require_a_device() {
+  constexpr int exit_skipped = 77;
+  if (num_cuda_devices() > 0) return;
+  std::puts("skipped: there is no CUDA device");
+  std::exit(exit_skipped);
+}
+
+Overrides joined(const std::vector<Overrides>& parts) {
+  Overrides all = {"run.device=auto", "model.num_layers=2", "batch.global=8"};
+  for (const Overrides& part : parts) all.insert(all.end(), part.begin(), part.end());
+  return all;
+}
+
+Wrapping on_device() {
+  Wrapping wrapping;
+  wrapping.device = [](int64_t) { return make_cuda_backend(0); };
+  return wrapping;
+}
+
+void check_places(RankContext& rank) {
+  const MemoryPlan &planned = rank.plan.memory().arenas, taken = rank.step.taken();
+  for (const MemoryPlace place : {MemoryPlace::device, MemoryPlace::pinned_host, MemoryPlace::host}) {
+    for (size_t c = 0; c < num_memory_classes; ++c) {
+      INFO(memory_class_names[c] << " in place " << static_cast<int>(place));
+      // The test's ranks share one device, which a plan does not know.
+      if (static_cast<MemoryClass>(c) != MemoryClass::communication) CHECK(taken.on(place)[c] == planned.on(place)[c]);
+    }
+  }
+  CHECK(planned[MemoryClass::optimizer] + planned[MemoryClass::master] == 0);
+  CHECK(planned.on(MemoryPlace::pinned_host)[static_cast<size_t>(MemoryClass::optimizer)] > 0);
+}
+
+// Trains with and without places on the host. Clipping acts in these configs.
+void compare(const SmallLayout& layout, const Overrides& more, const Overrides& also_on_host = {}) {
+  constexpr int steps = 2;
+  Wrapping wrapping = on_device();
+  wrapping.before = wrapping.after = check_places;
+  const Overrides plain = joined({more, {"optimizer.clip_norm=0.5"}});
+  const RunConfig config = config_of(layout, joined({plain, optimizer, also_on_host}));
+  if (config.optimizer.type == OptimizerKind::adamw) check_touched_after(wrapping, config, layout.world_size());
+  const Outcome on_host = train_on_ranks(config, layout.world_size(), steps, nullptr, 0, wrapping);
+  require_same(train_on_ranks(config_of(layout, plain), layout.world_size(), steps, nullptr, 0, on_device()), on_host);
+}
+
+struct Case {
+  SmallLayout layout;
+  Overrides more, also_on_host;
+};
+
+const Overrides bf16 = {"precision.compute=bf16"}, fp32 = {"precision.compute=fp32"},
+                pure = {"precision.compute=bf16-pure"};
+
+// The first cases have each ZeRO stage, each precision, each place, tensor ranks and a pipeline.
+const std::vector<Case> cases = {
+    {{1, 1, {}}, joined({bf16, {"optimizer.ema=0.9"}}), joined({gradients, parameters})},
+    {{1, 2, {"parallel.zero=1"}}, fp32, {}},
+    {{2, 2, {"parallel.zero=2", "parallel.sequence=true"}}, bf16, gradients},
+    {{1, 2, {"parallel.zero=3"}}, pure, parameters},
+    {{.tensor = 1, .data = 1, .overrides = {"model.tied_head=true"}, .pipeline = 2}, bf16, gradients},
+    {{1, 2, {"parallel.zero=0"}}, joined({bf16, {"optimizer.type=lion"}}), {}},
+    {{1, 2, {"parallel.zero=3"}}, fp32, joined({gradients, parameters})},
+    {{1, 2, {"parallel.zero=2"}}, joined({pure, {"optimizer.type=sgd", "optimizer.momentum=0.8"}}), gradients},
+    {{1, 1, {}}, joined({pure, {"precision.gradients=bf16"}}), joined({gradients, parameters})},
+    {{1, 2, {"parallel.zero=3"}}, joined({bf16, {"memory.recompute=block"}}), joined({gradients, parameters})},
+    {{.tensor = 1, .data = 2, .overrides = {"parallel.zero=1", "model.tied_head=true"}, .pipeline = 2}, fp32, {}},
+    {{1, 1, {}}, joined({bf16, {"memory.offload_activations=all"}}), {}},
+};
+constexpr size_t fast_cases = 4;
+
+}  // namespace
+
+TEST_CASE("state on the host of a GPU has the bits of state on the device") {
+  require_a_device();
+  for (size_t i = 0; i < (some_cases() ? fast_cases : cases.size()); ++i) {
+    INFO("case " << i);
+    compare(cases[i].layout, cases[i].more, cases[i].also_on_host);
+  }
+}
+
+TEST_CASE("optimizer state in files beside a GPU has the bits of state on the device") {
+  require_a_device();
+  for (const Overrides& precision : {bf16, fp32}) {
+    if (some_cases() && precision == fp32) continue;
+    const TemporaryFolder folder;
+    const Overrides more = joined({precision, {"optimizer.clip_norm=0.5", "parallel.zero=1"}});
+    const Overrides on_disk = {"memory.offload_optimizer=disk", "memory.disk_path=" + folder.path().string()};
+    Wrapping wrapping = on_device();
+    wrapping.after = check_places;
+    const Outcome away = train_on_ranks(config_of({1, 2, {}}, joined({more, on_disk})), 2, 2, nullptr, 0, wrapping);
+    require_same(train_on_ranks(config_of({1, 2, {}}, more), 2, 2, nullptr, 0, on_device()), away);
+  }
+}
+
+TEST_CASE("a step with state on the host of a GPU has the events of its plan, copies too") {
+  require_a_device();
+  for (const size_t i : {size_t{0}, size_t{4}, size_t{2}, size_t{3}}) {
+    if (some_cases() && i > 1 && i < 4) continue;
+    INFO("case " << i);
+    const auto& [layout, more, also_on_host] = cases[i];
+    const RunConfig config = config_of(layout, joined({more, optimizer, also_on_host}));
+    for (const RankEvents& rank : events_on_ranks(config, layout.world_size(), [] { return make_cuda_backend(0); })) {
+      const EventWords ran = in_words(rank.profile.log);
+      REQUIRE(ran.size() == rank.planned.size());
+      for (size_t part = 0; part < ran.size(); ++part) REQUIRE(ran[part] == rank.planned[part]);
+      double updates = 0, copies = 0;
+      for_each_part(rank.profile, [&](const StepPart& part) {
+        for (const Event& event : part.events) {
+          if (event.queue != Event::Queue::update) continue;
+          CHECK(event.end_seconds >= event.start_seconds);
+          CHECK(event.start_seconds > 0);
+          (event.kind == Event::Kind::copy ? copies : updates) += event.end_seconds - event.start_seconds;
+        }
+      });
+      CHECK(updates > 0);
+      CHECK(copies > 0);
+    }
+  }
+}
+
+}  // namespace test_cuda_host_state
