@@ -1,5 +1,5 @@
-// The choice and the products of mixtures of experts, which have no kernels for GPUs yet. A config refuses such a model
-// on a GPU; these functions refuse whatever reaches the backend otherwise.
+// Ops of mixtures of experts and of sparse sums, which have no kernels for GPUs yet. A config refuses these on a GPU;
+// these functions refuse whatever reaches the backend otherwise.
 #include <string_view>
 
 #include "base/error.h"
@@ -9,7 +9,7 @@ namespace gptrain::inline cuda {
 namespace {
 
 [[noreturn]] void refuse(std::string_view op) {
-  throw Error(ExitCode::device, "{} has no kernel for GPUs yet: mixtures of experts run with run.device = \"cpu\"", op);
+  throw Error(ExitCode::device, "{} has no kernel for GPUs yet: set run.device = \"cpu\"", op);
 }
 
 }  // namespace
@@ -22,6 +22,8 @@ GPTRAIN_REFUSE_ON_GPU(RouteTokensBackward)
 GPTRAIN_REFUSE_ON_GPU(GroupedLinearForward)
 GPTRAIN_REFUSE_ON_GPU(GroupedLinearBackwardInput)
 GPTRAIN_REFUSE_ON_GPU(GroupedLinearBackwardWeight)
+GPTRAIN_REFUSE_ON_GPU(SelectLargest)
+GPTRAIN_REFUSE_ON_GPU(AddAt)
 #undef GPTRAIN_REFUSE_ON_GPU
 
 }  // namespace gptrain::cuda

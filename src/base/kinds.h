@@ -23,10 +23,21 @@ constexpr EnumArray<RopeScaling, std::string_view, 3> rope_scaling_names = {"non
 enum class LrCurve : uint8_t { constant, linear, cosine, wsd };  // after a linear warm-up; wsd: arXiv 2404.06395
 enum class RecomputeKind : uint8_t { none, selective, block, every_nth, optimal };
 // AdamW: arXiv 1711.05101; with 8-bit moments: 2110.02861. SGD with momentum. Lion: 2302.06675. LAMB: 1904.00962. LARS:
-// 1708.03888. Muon: 2502.16982. Adafactor: 1804.04235.
-enum class OptimizerKind : uint8_t { adamw, adamw_8bit, sgd, lion, lamb, lars, muon, adafactor, onebit_adam };
-constexpr EnumArray<OptimizerKind, std::string_view, 9> optimizer_names = {
-    "adamw", "adamw-8bit", "sgd", "lion", "lamb", "lars", "muon", "adafactor", "onebit-adam"};
+// 1708.03888. Muon: 2502.16982. Adafactor: 1804.04235. 1-bit Adam: 2102.02888. 0/1 Adam: 2202.06009.
+enum class OptimizerKind : uint8_t {
+  adamw,
+  adamw_8bit,
+  sgd,
+  lion,
+  lamb,
+  lars,
+  muon,
+  adafactor,
+  onebit_adam,
+  zero_one_adam
+};
+constexpr EnumArray<OptimizerKind, std::string_view, 10> optimizer_names = {
+    "adamw", "adamw-8bit", "sgd", "lion", "lamb", "lars", "muon", "adafactor", "onebit-adam", "zero-one-adam"};
 // Type of Muon's orthogonalisation products: bf16 if the model computes in bf16, or always fp32.
 enum class NewtonSchulzProducts : uint8_t { as_compute, fp32 };
 // Scaling of the learning rate with the batch size: linear (arXiv 1706.02677) or by its square root (arXiv 1404.5997).
@@ -69,10 +80,10 @@ constexpr EnumArray<DropRule, std::string_view, 2> drop_rule_names = {"probabili
 enum class ExpertOverflowRule : uint8_t { stop, drop };
 constexpr EnumArray<ExpertOverflowRule, std::string_view, 2> expert_overflow_names = {"stop", "drop"};
 // How gradients are compressed on their way between data ranks. Signs are those of momenta (optimizer.type
-// onebit-adam).
-enum class GradientCodec : uint8_t { none, int8, int4, powersgd, signs };
-constexpr EnumArray<GradientCodec, std::string_view, 5> gradient_codec_names = {"none", "int8", "int4", "powersgd",
-                                                                                "signs"};
+// onebit-adam and zero-one-adam).
+enum class GradientCodec : uint8_t { none, int8, int4, powersgd, topk, signs };
+constexpr EnumArray<GradientCodec, std::string_view, 6> gradient_codec_names = {"none",     "int8", "int4",
+                                                                                "powersgd", "topk", "signs"};
 enum class DeviceKind : uint8_t { automatic, cpu, cuda };
 
 // A gated activation reads two halves of its input: gate and up.

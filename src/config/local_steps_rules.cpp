@@ -26,7 +26,10 @@ class LocalStepsRules : Rules {
     if (!local_.is_on()) return;
     check_islands();
     check_others();
-    check_multiples();
+    check_reads_of_weights(local_.every,
+                           fmt::format("must be a multiple of parallel.local_steps' every = {}, as weights "
+                                       "are equal then only",
+                                       local_.every));
   }
 
  private:
@@ -72,27 +75,6 @@ class LocalStepsRules : Rules {
             "false");
     if (sound({"memory.offload_optimizer"}) && config_.memory.keeps_state_away())
       fault("memory.offload_optimizer", "must be \"none\" with parallel.local_steps", "\"none\"");
-  }
-
-  // Checks that all that reads the weights falls on averagings.
-  void check_multiples() {
-    const int64_t every = local_.every;
-    const auto check = [&](const char* key, int64_t& steps, bool may_change) {
-      if (!sound({key}) || steps == 0 || steps % every == 0) return;
-      const int64_t nearest = std::max<int64_t>(1, (steps + every / 2) / every) * every;
-      if (may_change && !is_given(key)) {
-        steps = nearest;
-        return;
-      }
-      fault(
-          key,
-          fmt::format("must be a multiple of parallel.local_steps' every = {}, as weights are equal then only", every),
-          fmt::format("{}", nearest));
-    };
-    check("checkpoint.every_steps", config_.checkpoint.every_steps, false);
-    check("run.validate_every_steps", config_.run.validate_every_steps, false);
-    check("run.sample_every_steps", config_.run.sample_every_steps, false);
-    check("comm.compare_every_steps", config_.comm.compare_every_steps, true);
   }
 
   const LocalStepsConfig& local_;

@@ -28,8 +28,8 @@ class MethodRules : Rules {
     OptimizerConfig& optimizer = config_.optimizer;
     const bool lamb = optimizer.type == OptimizerKind::lamb;
     if (optimizer.type == OptimizerKind::lion && !is_given("optimizer.betas")) optimizer.beta2 = 0.99;
-    if ((lamb || optimizer.type == OptimizerKind::onebit_adam) && !is_given("optimizer.betas")) optimizer.beta2 = 0.999;
-    if (optimizer.type == OptimizerKind::onebit_adam && !is_given("optimizer.clip_norm")) optimizer.clip_norm = 0;
+    if ((lamb || optimizer.sends_signs()) && !is_given("optimizer.betas")) optimizer.beta2 = 0.999;
+    if (optimizer.sends_signs() && !is_given("optimizer.clip_norm")) optimizer.clip_norm = 0;
     if (lamb && !is_given("optimizer.eps")) optimizer.eps = 1e-6;
     if (optimizer.type == OptimizerKind::adafactor && !is_given("optimizer.eps")) optimizer.eps = 1e-30;
     check_mup();

@@ -13,7 +13,7 @@ Builder betas_field() {
   builder.path = "optimizer.betas";
   builder.description =
       "decay rates of the first and the second moment; lion: share of the moment in a step, and decay rate of the "
-      "moment; default: [0.9, 0.95], lion's [0.9, 0.99], lamb's and onebit-adam's [0.9, 0.999]";
+      "moment; default: [0.9, 0.95], lion's [0.9, 0.99], lamb's, onebit-adam's and zero-one-adam's [0.9, 0.999]";
   builder.rule = NumberPairRule{{.min = 0, .max = 1, .max_excluded = true}};
   builder.get = [](const RunConfig& config) -> Json {
     return Json::array({config.optimizer.beta1, config.optimizer.beta2});
@@ -50,7 +50,10 @@ void add_optimizer_fields(std::vector<Field>& table) {
               "AdamW keeps two moments in fp32, adamw-8bit those of matrices in 8 bits; SGD and Lion keep one; LAMB "
               "and LARS scale the steps of AdamW and SGD by norms of each matrix; Muon orthogonalises the momentum of "
               "each matrix of the blocks; Adafactor keeps second moments only for the rows and columns of a matrix; "
-              "onebit-adam is AdamW that freezes its second moments and then sends signs of the first ones"),
+              "onebit-adam is AdamW that freezes its second moments and then sends signs of the first ones; "
+              "zero-one-adam "
+              "updates second moments in ever fewer steps, sends signs in all others, and later trains some steps "
+              "without any exchange"),
           field("optimizer.lr", section, &O::lr, NumberRule{.min = 0, .max = 10, .min_excluded = true},
                 "peak learning rate")
               .required("0.0003")
@@ -68,15 +71,15 @@ void add_optimizer_fields(std::vector<Field>& table) {
               .changeable(),
           betas_field()
               .derived("[0.9,0.95]")
-              .only_with(of_type<adamw, adamw_8bit, lion, lamb, muon, onebit_adam>(
-                  "adamw, adamw-8bit, lion, lamb, muon or onebit-adam"))
+              .only_with(of_type<adamw, adamw_8bit, lion, lamb, muon, onebit_adam, zero_one_adam>(
+                  "adamw, adamw-8bit, lion, lamb, muon, onebit-adam or zero-one-adam"))
               .changeable(),
           field("optimizer.eps", section, &O::eps, NumberRule{.min = least_normal, .max = 1},
                 "added to the root of the second moment, by adafactor to the square of each gradient; default: 1e-8, "
                 "lamb's 1e-6, adafactor's 1e-30")
               .derived("1e-08")
-              .only_with(of_type<adamw, adamw_8bit, lamb, muon, adafactor, onebit_adam>(
-                  "adamw, adamw-8bit, lamb, muon, adafactor or onebit-adam"))
+              .only_with(of_type<adamw, adamw_8bit, lamb, muon, adafactor, onebit_adam, zero_one_adam>(
+                  "adamw, adamw-8bit, lamb, muon, adafactor, onebit-adam or zero-one-adam"))
               .changeable(),
           field("optimizer.momentum", section, &O::momentum, NumberRule{.min = 0, .max = 1, .max_excluded = true},
                 "share of the moment that each step keeps; default: 0.9, muon's 0.95")
@@ -132,10 +135,19 @@ void add_optimizer_fields(std::vector<Field>& table) {
                                  return optimizer.type == adafactor && optimizer.scale_parameter;
                                })}),
           field("optimizer.freeze_step", section, &O::freeze_step, IntegerRule{1, max_steps, {}},
-                "steps at the run's start that are those of AdamW; after them the second moments stay as they are; 15 "
-                "to 25% of all steps are usual")
+                "steps at the run's start, those of AdamW with onebit-adam; after them the second moments stay as they "
+                "are; 15 to 25% of all steps are usual")
               .required("1000")
-              .only_with(of_type<onebit_adam>("onebit-adam")),
+              .only_with(of_type<onebit_adam, zero_one_adam>("onebit-adam or zero-one-adam")),
+          field("optimizer.variance_scaler", section, &O::variance_scaler, IntegerRule{1, max_steps, {}},
+                "updates of the second moments after which twice as many steps lie between two of them")
+              .only_with(of_type<zero_one_adam>("zero-one-adam")),
+          field("optimizer.local_scaler", section, &O::local_scaler, IntegerRule{1, max_steps, {}},
+                "steps since freeze_step after which twice as many steps lie between two exchanges of momenta")
+              .only_with(of_type<zero_one_adam>("zero-one-adam")),
+          field("optimizer.local_most", section, &O::local_most, IntegerRule{1, 1 << 20, {}},
+                "largest number of steps from one exchange to the next, a power of two; 1: every step exchanges")
+              .only_with(of_type<zero_one_adam>("zero-one-adam")),
           field("optimizer.weight_decay", section, &O::weight_decay, NumberRule{.min = 0, .max = 10},
                 "weight decay, multiplied by the learning rate and decoupled from the gradient (lars: added to it); "
                 "norms and biases do not decay")

@@ -60,6 +60,23 @@ class Rules {
     faults_.add(path, show_value(find_field(path)->get(config_)), rule, nearest);
   }
 
+  // Checks that all that reads the weights falls on multiples of `every` steps; `rule`: the fault's text.
+  void check_reads_of_weights(int64_t every, const std::string& rule) {
+    const auto check = [&](const char* key, int64_t& steps, bool may_change) {
+      if (!sound({key}) || steps == 0 || steps % every == 0) return;
+      const int64_t nearest = std::max<int64_t>(1, (steps + every / 2) / every) * every;
+      if (may_change && !is_given(key)) {
+        steps = nearest;
+      } else {
+        fault(key, rule, std::to_string(nearest));
+      }
+    };
+    check("checkpoint.every_steps", config_.checkpoint.every_steps, false);
+    check("run.validate_every_steps", config_.run.validate_every_steps, false);
+    check("run.sample_every_steps", config_.run.sample_every_steps, false);
+    check("comm.compare_every_steps", config_.comm.compare_every_steps, true);
+  }
+
   // Returns the number of data ranks; 1 if the sizes of the mesh do not divide the ranks, which resolve_mesh reports.
   int64_t data_ranks() const {
     const int64_t model_ranks = ranks_of_model(config_.parallel);

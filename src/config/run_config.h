@@ -279,9 +279,16 @@ struct OptimizerConfig {
   double eps2 = 1e-3;
   double qk_clip = 0;  // muon: bound of attention scores; 0: none
   double weight_decay = 0.1;
-  double clip_norm = 1.0;   // 0: no clipping
-  double ema = 0;           // decay of the weights' moving average; 0: no average
-  int64_t freeze_step = 1;  // onebit-adam: steps at the run's start that are those of AdamW
+  double clip_norm = 1.0;  // 0: no clipping
+  double ema = 0;          // decay of the weights' moving average; 0: no average
+  // onebit-adam: steps at the run's start that are those of AdamW; zero-one-adam: steps before the local ones
+  int64_t freeze_step = 1;
+  int64_t variance_scaler = 16;   // zero-one-adam: updates of the variances between doublings of their distance
+  int64_t local_scaler = 32'768;  // zero-one-adam: local steps between doublings of the distance of exchanges
+  int64_t local_most = 16;        // zero-one-adam: largest such distance, a power of two
+
+  // Whether ranks send signs.
+  bool sends_signs() const { return type == OptimizerKind::onebit_adam || type == OptimizerKind::zero_one_adam; }
 };
 
 // The section `schedule`: the learning rate over the steps.
@@ -362,6 +369,7 @@ struct CompressionConfig {
   GradientCodec kind = GradientCodec::none;
   bool error = true;              // the error that compression makes is added to the next gradients
   int32_t rank = 0;               // powersgd: vectors of each factor of a matrix; else 0
+  double share = 0;               // topk: share of a matrix' elements that a rank sends; else 0
   int64_t start_step = 0;         // steps at the run's start that sum gradients as they are
   int64_t min_elements = 65'536;  // matrices with fewer elements are summed as they are
 
@@ -370,6 +378,8 @@ struct CompressionConfig {
   int bits() const { return kind == GradientCodec::signs ? 1 : kind == GradientCodec::int4 ? 4 : 8; }
   // Whether a matrix is sent as two factors of low rank.
   bool is_low_rank() const { return kind == GradientCodec::powersgd; }
+  // Whether a rank sends some elements of a matrix, with their indices.
+  bool is_sparse() const { return kind == GradientCodec::topk; }
 };
 
 struct CommConfig {
@@ -430,11 +440,15 @@ struct StepConfig {
   OptimizerConfig optimizer;
   CommConfig comm;
 
-  // Returns the compression of the sums over data ranks: that of comm.compression, or the signs of onebit-adam.
+  // Returns the compression of the sums over data ranks: that of comm.compression, or the signs of onebit-adam and
+  // zero-one-adam. The steps of the latter tell by themselves when they compress (zero_one_step).
   CompressionConfig compression() const {
-    if (optimizer.type != OptimizerKind::onebit_adam) return comm.compression;
-    return {.kind = GradientCodec::signs, .start_step = optimizer.freeze_step, .min_elements = 1};
+    if (!optimizer.sends_signs()) return comm.compression;
+    const bool zero_one = optimizer.type == OptimizerKind::zero_one_adam;
+    return {.kind = GradientCodec::signs, .start_step = zero_one ? 0 : optimizer.freeze_step, .min_elements = 1};
   }
+  // Whether all ranks have the same weights after `step` steps of a run of `steps`, so that they can be saved.
+  bool has_equal_weights_after(int64_t step, int64_t steps) const;
 };
 
 struct RunConfig : StepConfig {

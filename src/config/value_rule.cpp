@@ -317,9 +317,11 @@ const std::vector<ObjectKey>& compression_keys() {
   static const std::vector<ObjectKey> keys = {
       {"kind",
        "int8, int4: codes of 8 or 4 bits, with a scale for every 128 elements; powersgd: two factors of low rank for "
-       "each matrix",
+       "each matrix; topk: the largest elements of each matrix, with their indices",
        WordRule{{gradient_codec_names.begin() + 1, gradient_codec_names.end() - 1}, {}}, true, R"("int8")"},
       {"rank", "of powersgd only: columns of each factor", IntegerRule{1, 32, {}}, false, "2"},
+      {"share", "of topk only: part of a matrix' elements that each rank sends",
+       NumberRule{.min = 0, .max = 0.5, .min_excluded = true}, false, "0.01"},
       {"error",
        "each rank adds the error that it has made to its next gradients; takes 8 bytes for each element and saves 4 "
        "of them in checkpoints, for each data rank",

@@ -30,6 +30,7 @@
 #include "ops/norm_ops.h"
 #include "ops/normal_values.h"
 #include "ops/projection.h"
+#include "ops/sparse_ops.h"
 #include "ops/updates.h"
 
 namespace gptrain::inline ops {
@@ -67,5 +68,6 @@ struct AddSums {
   GPTRAIN_FOR_EACH_GRADIENT_NORM_OP(X) X(ClipHeads) GPTRAIN_FOR_EACH_FACTORED(X) GPTRAIN_FOR_EACH_NORMS(X) \
   GPTRAIN_FOR_EACH_UPDATE(X) GPTRAIN_FOR_EACH_BLOCK_UPDATE(X) X(Cast) X(WeightedSum) X(Add) X(AddSums) \
   X(KeepGradients) X(KeepResidual) X(NormalValues) GPTRAIN_FOR_EACH_FP8_OP(X) X(EncodeBlocks) X(DecodeBlocks) \
+  X(SelectLargest) X(AddAt) \
   GPTRAIN_FOR_EACH_PROJECTION(X) GPTRAIN_FOR_EACH_EXPERT_OP(X) GPTRAIN_FOR_EACH_PART_OP(X)
 // clang-format on

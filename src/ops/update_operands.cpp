@@ -145,6 +145,19 @@ void for_each_operand(const KeepGradients& op, OperandVisitor& visit) {
   visit.operand("kept", op.sums, summed(op.accumulate), vector(DType::bf16, op.gradients.cols));
 }
 
+void for_each_operand(const SelectLargest& op, OperandVisitor& visit) {
+  visit.reads("x", op.x, vector(DType::f32, op.x.cols));
+  visit.writes("indices", op.indices, vector(DType::i32, op.indices.cols));
+  visit.writes("values", op.values, vector(DType::f32, op.indices.cols));
+  visit.require(op.indices.cols <= op.x.cols, "more elements are selected than there are");
+}
+
+void for_each_operand(const AddAt& op, OperandVisitor& visit) {
+  visit.reads("values", op.values, vector(DType::f32, op.indices.cols));
+  visit.reads("indices", op.indices, vector(DType::i32, op.indices.cols));
+  visit.operand("to", op.to, Access::uncounted_write, vector(DType::f32, op.to.cols));
+}
+
 void for_each_operand(const KeepResidual& op, OperandVisitor& visit) {
   visit.reads("errors", op.errors, vector(DType::f32, op.errors.cols));
   visit.writes("kept", op.residual, vector(DType::f32, op.errors.cols));

@@ -15,6 +15,7 @@
 #include "ops/lion.h"
 #include "ops/muon.h"
 #include "ops/sgd.h"
+#include "ops/zero_one_adam.h"
 
 namespace gptrain::inline ops {
 
@@ -35,6 +36,7 @@ using LarsNorms = TensorNorms<Lars>;
 // clang-format off
 #define GPTRAIN_FOR_EACH_UPDATE(X) \
   X(Adafactor) X(AdafactorEma) X(AdafactorVectors) X(AdamW) X(AdamWEma) X(FrozenAdam) X(Lamb) X(LambEma) X(Lars) \
-  X(LarsEma) X(Lion) X(LionEma) X(Muon) X(MuonEma) X(MuonMomentum) X(Sgd) X(SgdEma)
+  X(LarsEma) X(Lion) X(LionEma) X(Muon) X(MuonEma) X(MuonMomentum) X(Sgd) X(SgdEma) \
+  X(ZeroOneAdam)
 // clang-format on
 #define GPTRAIN_FOR_EACH_NORMS(X) X(AdafactorNorms) X(LambNorms) X(LarsNorms)

@@ -20,7 +20,10 @@ class OnebitAdam final : public Optimizer {
     frozen_.frozen_updates = config.freeze_step;
   }
 
-  void read_momenta(const GradientMessages* messages) override { messages_ = messages; }
+  // Compressed sums are those of momenta.
+  void expect_sums(SumsOfStep sums, const GradientMessages& messages) override {
+    momenta_ = sums == SumsOfStep::compressed ? &messages : nullptr;
+  }
 
   void update(int64_t unit) override {
     const auto run = [&](auto op) {
@@ -29,7 +32,7 @@ class OnebitAdam final : public Optimizer {
         backend_.run(op);
       });
     };
-    if (messages_ != nullptr && messages_->units[static_cast<size_t>(unit)].is_coded()) {
+    if (momenta_ != nullptr && momenta_->units[static_cast<size_t>(unit)].is_coded()) {
       run(frozen_);
     } else {
       run(adamw_);
@@ -41,7 +44,7 @@ class OnebitAdam final : public Optimizer {
   FrozenAdam frozen_;
   Backend& backend_;
   ElementUpdates updates_;
-  const GradientMessages* messages_ = nullptr;
+  const GradientMessages* momenta_ = nullptr;  // null: the updates read gradients
 };
 
 std::unique_ptr<Optimizer> make_onebit_adam(const OptimizerConfig& config, const UpdateContext& context, uint64_t seed,
@@ -51,9 +54,7 @@ std::unique_ptr<Optimizer> make_onebit_adam(const OptimizerConfig& config, const
 
 }  // namespace
 
-MomentumSums momentum_sums(const OptimizerConfig& config) {
-  return {.beta1 = config.beta1, .moment = 0, .server_errors = 2};
-}
+MomentumSums momentum_sums(const OptimizerConfig& config) { return {.beta1 = config.beta1, .moment = 0}; }
 
 OptimizerType onebit_adam_type() {
   return {OptimizerKind::onebit_adam,

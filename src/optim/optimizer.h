@@ -10,8 +10,9 @@
 #include "model/record.h"
 #include "ops/backend.h"
 #include "parallel/away_state.h"
-#include "parallel/gradient_messages.h"
+#include "parallel/compressed_reducer.h"
 #include "parallel/groups.h"
+#include "parallel/island_average.h"
 #include "parallel/parameters.h"
 #include "parallel/state_columns.h"
 
@@ -24,7 +25,16 @@ struct UpdateContext {
   Backend& backend;
   RankGroups& groups;
   Workspace& workspace;
-  AwayState* away = nullptr;  // null: all state is at home
+  AwayState* away = nullptr;                         // null: all state is at home
+  const GradientCompression* compression = nullptr;  // null if gradients are summed as they are
+  std::byte* exchange = nullptr;                     // device memory of exchange_bytes (types.h); null if that is 0
+};
+
+// How the ranks have summed the gradients that an update reads.
+enum class SumsOfStep : uint8_t {
+  plain,       // in f32 or bf16
+  compressed,  // in messages
+  none,        // each rank has its own, but for units without coded elements
 };
 
 // Updates this rank's weights and state columns. Columns are zero before the first update. If StepState::skip is set,
@@ -38,9 +48,10 @@ class Optimizer {
   // PrepareUpdate and before the step's updates. May be collective over the stage's ranks. Reads state that is on
   // disk itself.
   virtual Matrix measure() { return {}; }
-  // Sets the units whose next updates read first moments in place of gradients: those that `messages` codes; null:
-  // none. Borrows it.
-  virtual void read_momenta(const GradientMessages* /*messages*/) {}
+  // Tells how the next steps sum gradients, and the messages of compressed sums, which it borrows.
+  virtual void expect_sums(SumsOfStep /*sums*/, const GradientMessages& /*messages*/) {}
+  // RETURNS the exchange that makes weights the same after steps without sums; null: there are no such steps.
+  virtual WeightAverage* average() { return nullptr; }
   // Updates this rank's part of the unit (ParameterStore::update_range). Gradients are multiplied by
   // StepState::gradient_scale, which clips them and divides out the loss scale. REQUIRES: the unit's gradients are
   // summed over all ranks; measure() was called in this step, and its sums were added up. Not collective: units may be

@@ -19,8 +19,8 @@ int64_t array_bytes(int64_t count) {
 
 // RETURNS the segments whose squares this rank sums, in the order of tensors. If sums of gradients are away, each unit
 // has its own buffer of gradients and its own range of partials. Writes to `firsts`, if not null, each unit's first
-// segment, then their number.
-std::vector<SquaredNorm::Segment> norm_segments(const ParameterStore& parameters,
+// segment, then their number. `whole`: the rank sums those of whole units.
+std::vector<SquaredNorm::Segment> norm_segments(const ParameterStore& parameters, bool whole,
                                                 std::vector<int64_t>* firsts = nullptr) {
   std::vector<SquaredNorm::Segment> segments;
   const bool away = parameters.sharding().gradients_away;
@@ -29,7 +29,8 @@ std::vector<SquaredNorm::Segment> norm_segments(const ParameterStore& parameters
   for (size_t tensor = 0; tensor < spec.tensors.size(); ++tensor) {
     const int64_t unit = spec.tensors[tensor].unit;
     const UnitRange& range = layout.units[unit];
-    const UnitPiece piece = parameters.piece(unit);
+    const UnitPiece piece = whole ? UnitPiece{0, range.elements} : parameters.piece(unit);
+    const int64_t in_sums = whole ? range.offset : parameters.offset_in_summed(unit);
     if (firsts != nullptr && static_cast<int64_t>(tensor) == range.first_tensor)
       firsts->push_back(std::ssize(segments));
     const int64_t start = layout.segments[tensor].offset - range.offset;
@@ -37,7 +38,7 @@ std::vector<SquaredNorm::Segment> norm_segments(const ParameterStore& parameters
       const int64_t first = std::max(piece.first, start + box.local_offset);
       const int64_t end = std::min(piece.end(), start + box.local_offset + box.count());
       if (box.owned && first < end)
-        segments.push_back({(away ? 0 : parameters.offset_in_summed(unit)) + first - piece.first, end - first,
+        segments.push_back({(away ? 0 : in_sums) + first - piece.first, end - first,
                             static_cast<int64_t>(tensor) - (away ? range.first_tensor : 0)});
     }
   }
@@ -60,7 +61,7 @@ StepAgreement::StepAgreement(const UpdateContext& context, AgreementRules rules,
       num_tensors_(static_cast<int64_t>(context.parameters.spec().tensors.size())),
       groups_(groups),
       copy_queue_(groups.num_ranks(GroupKind::world) > 1 ? copy_queue : nullptr) {
-  const std::vector<SquaredNorm::Segment> segments = norm_segments(context.parameters, &first_segments_);
+  const std::vector<SquaredNorm::Segment> segments = norm_segments(context.parameters, rules_.whole, &first_segments_);
   num_segments_ = static_cast<int64_t>(segments.size());
   tables_ = tables_at(tables, num_tensors_, segments.size());
   context_.backend.upload(tables_.segments, segments.data(),
@@ -72,9 +73,9 @@ StepAgreement::StepAgreement(const UpdateContext& context, AgreementRules rules,
   copy_queue_->while_waiting([this] { look_for_stop(); });
 }
 
-int64_t StepAgreement::table_bytes(const ParameterStore& parameters) {
+int64_t StepAgreement::table_bytes(const ParameterStore& parameters, bool whole) {
   const auto num_tensors = static_cast<int64_t>(parameters.spec().tensors.size());
-  return tables_at(nullptr, num_tensors, norm_segments(parameters).size()).bytes;
+  return tables_at(nullptr, num_tensors, norm_segments(parameters, whole).size()).bytes;
 }
 
 void StepAgreement::put_stop(double count) {

@@ -28,7 +28,12 @@ struct AgreementRules {
   int64_t loss_scale_window = 0;  // 0: no loss scaling
   std::vector<StatisticsLayout::Reduction> statistics = {};
   const QkClip* qk_clip = nullptr;  // null: none; its scores are among the statistics
+  bool whole = false;               // measures_whole
 };
+
+// RETURNS whether every data rank measures whole gradients, since some steps do not sum them. The squared norm is then
+// the sum over data ranks.
+inline bool measures_whole(const OptimizerConfig& config) { return config.type == OptimizerKind::zero_one_adam; }
 
 class StepAgreement {
  public:
@@ -38,7 +43,7 @@ class StepAgreement {
                 SideQueue* copy_queue);
 
   // RETURNS the bytes for the partial sums of the norm, the number of ranks that want to stop, and the segments.
-  static int64_t table_bytes(const ParameterStore& parameters);
+  static int64_t table_bytes(const ParameterStore& parameters, bool whole);
 
   // Writes the loss, the norm, the clipping factor and the decision to skip into the step's state. Exactly one rank
   // adds the square of each element: the rank that holds the element's piece, or the first of several ranks that hold

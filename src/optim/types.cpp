@@ -8,8 +8,9 @@
 namespace gptrain::inline optim {
 
 const OptimizerType& optimizer_type(OptimizerKind kind) {
-  static const std::array types = {adafactor_type(), adamw_type(), adamw_8bit_type(),  lamb_type(), lars_type(),
-                                   lion_type(),      muon_type(),  onebit_adam_type(), sgd_type()};
+  static const std::array types = {adafactor_type(), adamw_type(),        adamw_8bit_type(), lamb_type(),
+                                   lars_type(),      lion_type(),         muon_type(),       onebit_adam_type(),
+                                   sgd_type(),       zero_one_adam_type()};
   return *std::find_if(types.begin(), types.end(), [kind](const OptimizerType& type) { return type.kind == kind; });
 }
 

@@ -15,9 +15,15 @@ OptimizerType lion_type();
 OptimizerType muon_type();
 OptimizerType onebit_adam_type();
 OptimizerType sgd_type();
+OptimizerType zero_one_adam_type();
 
 // RETURNS beta1 and the columns of state by which the ranks of onebit-adam sum momenta. Only for that type.
 MomentumSums momentum_sums(const OptimizerConfig& config);
+// Number of the column with errors of this rank's codes of sums, in optimizers that send signs.
+constexpr size_t server_errors_column = 2;
+// RETURNS the bytes of UpdateContext::exchange.
+int64_t exchange_bytes(const OptimizerConfig& config, const ParameterStore& parameters,
+                       const GradientMessages& messages);
 
 const OptimizerType& optimizer_type(OptimizerKind kind);  // the row of the table, which lives as long as the program
 

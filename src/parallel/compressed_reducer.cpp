@@ -70,7 +70,7 @@ class CompressedReducer final : public GradientReducer {
     context_.backend.run(KeepResidual{.state = compression_.state,
                                       .errors = floats(compression_.errors, of.first_residual, of.num_residuals),
                                       .residual = floats(compression_.residuals, of.first_residual, of.num_residuals)});
-    if (!compression_.momenta) return;
+    if (!compression_.server_errors) return;
     for (const MessageRun& run : own_piece(unit).runs) {
       if (!run.is_coded()) continue;
       context_.backend.run(KeepResidual{.state = compression_.state,
@@ -192,7 +192,7 @@ class CompressedReducer final : public GradientReducer {
     return in_piece(of.whole, unit, run, next_rank(unit));
   }
   Matrix server_errors(int64_t unit, const MessageRun& run, int64_t rank) const {
-    return in_piece(context_.parameters.column(compression_.momenta->server_errors, unit), unit, run, rank);
+    return in_piece(context_.parameters.column(*compression_.server_errors, unit), unit, run, rank);
   }
   // Returns memory for the errors that this step leaves.
   Matrix new_server_errors(int64_t unit, const MessageRun& run) const {
@@ -218,7 +218,7 @@ class CompressedReducer final : public GradientReducer {
     std::byte* const message = sent(unit, of, rank_in_group(unit));
     for (const MessageRun& run : own_piece(unit).runs) {
       const Matrix sum = floats(of.whole, run.first, run.count);
-      const bool apart = compression_.momenta && run.is_coded();
+      const bool apart = compression_.server_errors && run.is_coded();
       if (apart) context_.backend.run(Add{.from = server_errors(unit, run, rank_in_group(unit)), .to = sum});
       encode(run, sum, message);
       if (compression_.errors == nullptr || !run.is_coded()) continue;
@@ -236,7 +236,35 @@ class CompressedReducer final : public GradientReducer {
   std::vector<bool> has_errors_;  // by unit: a sum of this step has left errors
 };
 
+class LoneReducer final : public GradientReducer {
+ public:
+  LoneReducer(const ReductionContext& context, const GradientMessages& messages)
+      : context_(context), messages_(messages) {}
+
+  Lane::Ticket begin(int64_t unit, int, const UnitGradients& of) override {
+    return is_alone(unit) ? Lane::done : plain_sum(context_, unit, of.whole, DType::f32);
+  }
+  void finish(int64_t unit, const UnitGradients& of) override {
+    if (is_alone(unit)) return;
+    const ParameterStore& parameters = context_.parameters;
+    const Matrix gradients = floats(of.whole, 0, parameters.layout().units[unit].elements);
+    const double share = 1 / static_cast<double>(parameters.replica_rank(unit).size);
+    if (gradients.cols > 0)
+      context_.backend.run(WeightedSum{.a = gradients, .a_factor = share, .b = {}, .b_factor = 0, .to = gradients});
+  }
+
+ private:
+  bool is_alone(int64_t unit) const { return messages_.units[unit].is_coded(); }
+
+  const ReductionContext context_;
+  const GradientMessages& messages_;
+};
+
 }  // namespace
+
+std::unique_ptr<GradientReducer> make_lone_reducer(const ReductionContext& context, const GradientMessages& messages) {
+  return std::make_unique<LoneReducer>(context, messages);
+}
 
 std::unique_ptr<GradientReducer> make_compressed_reducer(const ReductionContext& context,
                                                          const GradientCompression& compression) {

@@ -11,11 +11,10 @@
 
 namespace gptrain::inline parallel {
 
-// Sums of momenta in place of gradients, and the columns of the optimizer's state that they read and write.
+// Sums of momenta in place of gradients, and the column of the optimizer's state that they read.
 struct MomentumSums {
   double beta1;
-  size_t moment;         // first moments, the same on all ranks
-  size_t server_errors;  // errors of this rank's codes of sums, in its piece; other pieces are scratch
+  size_t moment;  // first moments, the same on all ranks
 };
 
 // The messages of a rank's sums, and the memory of their errors, all borrowed.
@@ -27,6 +26,9 @@ struct GradientCompression {
   int64_t rank = 0;                          // vectors of a factor; 0: there are no factors
   uint64_t seed = 0;                         // seed of the factors with which a run begins
   std::optional<MomentumSums> momenta = {};  // empty: gradients are summed
+  // Column of the optimizer's state with the errors of this rank's codes of sums, in its piece; other pieces are
+  // scratch. Empty: they join its other errors.
+  std::optional<size_t> server_errors = {};
 };
 
 // Sums of large matrices' gradients in 8, 4 or 1 bits (ops/block_codes.h), of all others in f32. Every rank adds the
@@ -37,9 +39,15 @@ struct GradientCompression {
 // A skipped step leaves the errors as they were.
 //
 // With momenta (1-bit Adam, arXiv 2102.02888) the ranks sum their shares of the next first moment m of units with coded
-// elements: beta1 m / ranks + (1 - beta1) gradients. The error of a coded sum stays with the rank that coded it, and is
-// added to its next sum of the same elements. REQUIRES: ZeRO 0 and kept errors with momenta.
+// elements: beta1 m / ranks + (1 - beta1) gradients. With server_errors, the error of a coded sum stays with the rank
+// that coded it, and is added to its next sum of the same elements. REQUIRES: ZeRO 0 and kept errors with momenta or
+// server_errors.
 std::unique_ptr<GradientReducer> make_compressed_reducer(const ReductionContext& context,
                                                          const GradientCompression& compression);
+
+// Returns the reducer of steps in which ranks train alone (zero-one-adam). Units with coded elements keep the rank's
+// own gradients, of a loss that is the mean over its part of the batch. All others get the mean of the ranks'
+// gradients.
+std::unique_ptr<GradientReducer> make_lone_reducer(const ReductionContext& context, const GradientMessages& messages);
 
 }  // namespace gptrain::parallel

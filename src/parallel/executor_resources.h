@@ -11,9 +11,9 @@
 namespace gptrain::inline parallel {
 
 class AwayGradients;
-class IslandAverage;
 class MicroBatchUploads;
 class OffloadLanes;
+class WeightAverage;
 class WeightReads;
 struct GradientCompression;
 
@@ -31,7 +31,8 @@ struct ExecutorResources {
   const AccumulatedGradients* accumulated = nullptr;  // null if gradients are kept in f32
   const GradientCompression* compression = nullptr;   // null if gradients are summed as they are
   bool sums_over_islands = false;                     // gradients are summed over all islands, not only in this one
-  const IslandAverage* average = nullptr;             // null without islands
+  bool is_alone = false;                              // units of coded gradients are not summed
+  WeightAverage* average = nullptr;                   // null unless ranks or islands train alone
   MicroBatchUploads* uploads = nullptr;               // null if the backend's memory is host memory
   OffloadLanes* offloads = nullptr;                   // null if the schedule offloads nothing
 };

@@ -1,6 +1,7 @@
 #include "parallel/gradient_messages.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "model/record.h"
 #include "ops/block_codes.h"
@@ -63,6 +64,34 @@ void take_messages(UnitMessages& of_unit, const std::vector<CodedTensor>& coded,
   }
 }
 
+// Lays out the elements of a unit that are summed as they are, from the offset `at` on, which it moves on.
+std::vector<PlainRun> plain_runs(const std::vector<CodedTensor>& coded, const UnitRange& range, int64_t& at) {
+  std::vector<PlainRun> plain;
+  for (const MessageRun& run : runs_of(coded, 0, range.elements).runs) {
+    if (run.is_coded()) continue;
+    plain.push_back({.first = run.first, .count = run.count, .at = at});
+    at += whole_units(run.count);
+  }
+  return plain;
+}
+
+void take_sparse(UnitSparse& sparse, const std::vector<CodedTensor>& coded, const UnitRange& range, double share) {
+  sparse.ranks = range.pieces;
+  for (const CodedTensor& tensor : coded) {
+    const auto kept = static_cast<int64_t>(std::ceil(share * static_cast<double>(tensor.count)));
+    const int64_t indices = sparse.message_bytes, values = indices + kept * dtype_bytes(DType::i32);
+    sparse.matrices.push_back({.tensor = tensor.tensor,
+                               .first = tensor.first,
+                               .count = tensor.count,
+                               .residual = tensor.residual,
+                               .kept = kept,
+                               .indices = indices,
+                               .values = values});
+    sparse.message_bytes = values + kept * dtype_bytes(DType::f32);
+  }
+  sparse.plain = plain_runs(coded, range, sparse.plain_elements);
+}
+
 // Lays out the factors in the buffer of errors, behind the unit's errors, and in a sum's buffer.
 void take_factors(GradientMessages& messages, UnitMessages& of_unit, const std::vector<CodedTensor>& coded,
                   const UnitRange& range, const CompressionConfig& compression, const ModelSpec& spec) {
@@ -86,18 +115,15 @@ void take_factors(GradientMessages& messages, UnitMessages& of_unit, const std::
     factors.first_phase += whole_units(rows * compression.rank);
     factors.second_phase += whole_units(cols * compression.rank);
   }
-  for (const MessageRun& run : runs_of(coded, 0, range.elements).runs) {
-    if (run.is_coded()) continue;
-    factors.plain.push_back({.first = run.first, .count = run.count, .at = factors.first_phase});
-    factors.first_phase += whole_units(run.count);
-  }
+  factors.plain = plain_runs(coded, range, factors.first_phase);
   for (LowRankMatrix& matrix : factors.matrices) matrix.right += factors.first_phase;
 }
 
 }  // namespace
 
 int64_t UnitMessages::buffer_bytes() const {
-  return 2 * std::ssize(pieces) * stride + (factors.first_phase + factors.second_phase) * dtype_bytes(DType::f32);
+  return 2 * std::ssize(pieces) * stride + (factors.first_phase + factors.second_phase) * dtype_bytes(DType::f32) +
+         sparse.message_of(sparse.ranks);
 }
 
 bool codes_gradients(const CompressionConfig& compression, const TensorSpec& tensor, int64_t tensor_ranks) {
@@ -140,6 +166,8 @@ GradientMessages make_gradient_messages(const CompressionConfig& compression, co
     std::sort(coded.begin(), coded.end(), [](const CodedTensor& a, const CodedTensor& b) { return a.first < b.first; });
     if (compression.is_low_rank()) {
       take_factors(messages, of_unit, coded, range, compression, spec);
+    } else if (compression.is_sparse()) {
+      take_sparse(of_unit.sparse, coded, range, compression.share);
     } else {
       take_messages(of_unit, coded, range, messages.bits);
     }
@@ -151,6 +179,11 @@ GradientMessages make_gradient_messages(const CompressionConfig& compression, co
 bool GradientMessages::is_low_rank() const {
   return std::any_of(units.begin(), units.end(),
                      [](const UnitMessages& unit) { return !unit.factors.matrices.empty(); });
+}
+
+bool GradientMessages::is_sparse() const {
+  return std::any_of(units.begin(), units.end(),
+                     [](const UnitMessages& unit) { return !unit.sparse.matrices.empty(); });
 }
 
 int64_t GradientMessages::snapshot_bytes(bool with_factors) const {

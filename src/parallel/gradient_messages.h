@@ -49,17 +49,41 @@ struct UnitFactors {
   int64_t first_phase = 0, second_phase = 0;  // elements that ranks sum in each phase
 };
 
-// The messages of a unit: one for each piece, or factors.
+// A matrix of which each rank sends its largest elements (parallel/sparse_reducer.h).
+struct SparseMatrix {
+  int64_t tensor;           // index in the spec
+  int64_t first, count;     // elements from the unit's start
+  int64_t residual;         // offset of its errors in a buffer of all errors, in elements
+  int64_t kept;             // elements that a rank sends
+  int64_t indices, values;  // bytes from a message's start
+};
+
+// The unit's matrices of which ranks send elements. A sum's buffer has the plain runs, the rank's message, and those of
+// all ranks.
+struct UnitSparse {
+  std::vector<SparseMatrix> matrices;
+  std::vector<PlainRun> plain;
+  int64_t plain_elements = 0;
+  int64_t message_bytes = 0;
+  int64_t ranks = 0;
+
+  int64_t own_message() const { return plain_elements * dtype_bytes(DType::f32); }
+  int64_t message_of(int64_t rank) const { return own_message() + (1 + rank) * message_bytes; }
+};
+
+// The messages of a unit: one for each piece, factors, or the largest elements.
 struct UnitMessages {
   std::vector<PieceMessage> pieces = {};
   int64_t stride = 0;          // bytes from one message to the next in a buffer, at least those of the longest
   UnitFactors factors = {};    // with a low rank
+  UnitSparse sparse = {};      // with CompressionConfig::is_sparse
   int64_t first_residual = 0;  // offset of the unit's errors, and behind them of its factors
   int64_t num_residuals = 0;   // number of these elements
 
   // Returns false if the unit has no coded elements and is summed as it is.
-  bool is_coded() const { return !pieces.empty() || !factors.matrices.empty(); }
-  // Returns the bytes of a sum's buffer: the messages that the rank sends, then those that it receives; or factors.
+  bool is_coded() const { return !pieces.empty() || !factors.matrices.empty() || !sparse.matrices.empty(); }
+  // Returns the bytes of a sum's buffer: the messages that the rank sends, then those that it receives; or factors;
+  // or as in UnitSparse.
   int64_t buffer_bytes() const;
 };
 
@@ -80,8 +104,11 @@ struct GradientMessages {
   std::vector<ResidualBox> boxes = {};
   int64_t num_residuals = 0;  // elements of a buffer of errors and factors
 
-  // Returns whether matrices are summed as factors.
+  // Returns whether matrices are summed as factors, and whether as their largest elements.
   bool is_low_rank() const;
+  bool is_sparse() const;
+  // Returns the number of phases of a coded unit's sums. `cuts_state`: each rank needs its piece only.
+  int phases(bool cuts_state) const { return is_low_rank() ? 2 : is_sparse() || cuts_state ? 1 : 2; }
   // Returns the bytes of such a buffer.
   int64_t residual_bytes() const { return num_residuals * dtype_bytes(DType::f32); }
   // Returns the bytes of a copy of `boxes` in which each starts at a multiple of memory_alignment.

@@ -30,7 +30,7 @@ Matrix IslandAverage::anchor(int64_t unit) const {
   return {anchors_ + before, DType::f32, 1, parameters_.update_range(unit).elements};
 }
 
-void IslandAverage::restart() const {
+void IslandAverage::restart() {
   if (config_.outer != OuterStep::nesterov) return;
   for (int64_t unit = 0; unit < parameters_.num_parameter_units(); ++unit) {
     const UpdateRange range = parameters_.update_range(unit);
@@ -44,7 +44,7 @@ void IslandAverage::sum(const Matrix& values) const {
       lane.all_reduce(groups_.group(LaneKind::gradients, GroupKind::islands), values.data, values.cols, DType::f32));
 }
 
-void IslandAverage::average(int64_t unit) const {
+void IslandAverage::average(int64_t unit) {
   const UpdateRange range = parameters_.update_range(unit);
   if (range.elements == 0) return;
   const Matrix weights = masters(range);

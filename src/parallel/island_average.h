@@ -17,11 +17,21 @@ inline constexpr std::string_view outer_momentum_column = "outer_momentum";
 // Returns the column of a config with outer momentum; empty for others.
 StateColumns outer_columns(const LocalStepsConfig& config);
 
+// Makes weights that ranks have updated alone the same on all of them.
+class WeightAverage {
+ public:
+  virtual ~WeightAverage() = default;
+  // Averages a unit and waits. Collective over the ranks that have updated it alone. REQUIRES: its update is over.
+  virtual void average(int64_t unit) = 0;
+  // Takes the present weights as those of the last averaging.
+  virtual void restart() = 0;
+};
+
 // Averages the f32 weights of a unit over the islands. With `average` the mean of the islands' weights W is the new
 // weight. With `nesterov` (DiLoCo, arXiv 2311.08105), where A are the weights after the last averaging:
 //   D = mean(A - W), V = outer_momentum V + D, W = A = A - outer_lr (D + outer_momentum V).
 // Gradients that the update has read are overwritten. All islands have the same bits afterwards.
-class IslandAverage {
+class IslandAverage final : public WeightAverage {
  public:
   // `anchors`: memory for anchor_elements() f32 values, with `nesterov`, else null. Borrows all.
   IslandAverage(const LocalStepsConfig& config, const ParameterStore& parameters, RankGroups& groups, Backend& backend,
@@ -29,10 +39,8 @@ class IslandAverage {
   // Returns the number of elements that the rank updates.
   static int64_t anchor_elements(const ParameterStore& parameters);
 
-  // Averages a unit and waits. Collective over the islands. REQUIRES: the unit's update is over.
-  void average(int64_t unit) const;
-  // Takes the present weights as those of the last averaging.
-  void restart() const;
+  void average(int64_t unit) override;
+  void restart() override;
 
  private:
   Matrix anchor(int64_t unit) const;

@@ -7,15 +7,20 @@
 #include "parallel/compressed_reducer.h"
 #include "parallel/island_average.h"
 #include "parallel/low_rank_reducer.h"
+#include "parallel/sparse_reducer.h"
 #include "parallel/weight_reads.h"
 
 namespace gptrain::inline parallel {
 namespace {
 
-ParameterExchange::ReducerMaker reducer_maker(const GradientCompression* compression, bool over_islands) {
-  if (over_islands) return [](const ReductionContext& context, ReplicaGroup) { return make_islands_reducer(context); };
+ParameterExchange::ReducerMaker reducer_maker(const ExecutorResources& resources) {
+  if (resources.sums_over_islands)
+    return [](const ReductionContext& context, ReplicaGroup) { return make_islands_reducer(context); };
+  const GradientCompression* const compression = resources.compression;
   if (compression == nullptr) return make_reducer;
-  return [compression](const ReductionContext& context, ReplicaGroup) {
+  return [compression, is_alone = resources.is_alone](const ReductionContext& context, ReplicaGroup) {
+    if (is_alone) return make_lone_reducer(context, compression->messages);
+    if (compression->messages.is_sparse()) return make_sparse_reducer(context, *compression);
     return compression->messages.is_low_rank() ? make_low_rank_reducer(context, *compression)
                                                : make_compressed_reducer(context, *compression);
   };
@@ -28,8 +33,7 @@ ParameterActions::ParameterActions(const Program& program, const ParameterStore&
     : program_(program),
       parameters_(parameters),
       resources_(resources),
-      exchange_(parameters, *resources.groups, *resources.backend, resources.accumulated,
-                reducer_maker(resources.compression, resources.sums_over_islands)),
+      exchange_(parameters, *resources.groups, *resources.backend, resources.accumulated, reducer_maker(resources)),
       update_(update) {
   for (const Action& action : program.schedule.actions) {
     if (action.kind != ActionKind::gather) continue;

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "base/text_parts.h"
+#include "config/zero_one_steps.h"
 #include "fit/shortage.h"
 #include "planner/predict.h"
 #include "planner/recompute_curve.h"
@@ -143,6 +144,42 @@ double forecast_local_steps(DryRun& run, const PlannedMachine& machine, int64_t 
          (1 - warm_up - averaging) * forecast.step_seconds;
 }
 
+// Adds the times of zero-one-adam's steps. Returns the mean time of a step.
+double forecast_zero_one(DryRun& run, const PlannedMachine& machine, int64_t world_size) {
+  const OptimizerConfig& optimizer = run.config.optimizer;
+  const int64_t steps = run.config.run.steps;
+  const ZeroOneCounts counts = count_zero_one_steps(optimizer, steps);
+  StepForecast& forecast = *run.forecast;
+  const auto seconds_with = [&](const auto& change) {
+    RunConfig changed = run.config;
+    change(changed.optimizer);
+    return plan_run(changed, machine, world_size, LoggedRanks::of_stages).step.pipeline.seconds;
+  };
+  double sum = 0;
+  if (counts.variance > 0)
+    sum += static_cast<double>(counts.variance) * seconds_with([&](OptimizerConfig& other) {
+             other.freeze_step = steps;
+             other.variance_scaler = steps;
+           });
+  if (counts.moment > 0)
+    sum += static_cast<double>(counts.moment) * seconds_with([&](OptimizerConfig& other) {
+             other.freeze_step = steps;
+             other.variance_scaler = 1;
+           });
+  forecast.warm_up_steps = counts.variance + counts.moment;
+  if (forecast.warm_up_steps > 0) forecast.warm_up_seconds = sum / static_cast<double>(forecast.warm_up_steps);
+  forecast.warm_up_work = "with sums in fp32 in ever fewer of them, else of signs";
+  if (counts.exchange > 0) {
+    forecast.averaging_seconds =
+        counts.local > 0 ? seconds_with([](OptimizerConfig& other) { other.local_most = 1; }) : forecast.step_seconds;
+    forecast.averaging_every = (counts.exchange + counts.local) / counts.exchange;
+    forecast.averaging_work = "ranks exchange their momenta";
+  }
+  sum += static_cast<double>(counts.exchange) * forecast.averaging_seconds +
+         static_cast<double>(counts.local) * forecast.step_seconds;
+  return sum / static_cast<double>(steps);
+}
+
 }  // namespace
 
 DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, const PlannedRun& run,
@@ -199,6 +236,8 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
     const double share = static_cast<double>(start) / static_cast<double>(config.run.steps);
     seconds = share * result.forecast->warm_up_seconds + (1 - share) * seconds;
   }
+  if (config.optimizer.type == OptimizerKind::zero_one_adam)
+    seconds = forecast_zero_one(result, machine, run.world_size);
   if (config.parallel.local_steps.is_on()) seconds = forecast_local_steps(result, machine, run.world_size);
   result.rate = TokenRate{tokens / seconds, "predicted"};
   return result;

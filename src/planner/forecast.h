@@ -34,8 +34,10 @@ struct StepForecast {
   double step_seconds = 0;
   double warm_up_seconds = 0;  // time of a step before start_step of a method; 0: all steps are alike
   int64_t warm_up_steps = 0;
+  std::string_view warm_up_work = "which sum gradients as they are";
   double averaging_seconds = 0;  // time of a step that averages weights (parallel.local_steps); 0: none does
   int64_t averaging_every = 0;   // steps from one averaging to the next
+  std::string_view averaging_work = "islands average their weights";
   PublishedStep published = {};  // set if gptrain's own speed is not measured
   double bubble_seconds = 0;     // waiting for other stages, mean over the stages
   // Communication that no work hides, by lane; mean over the stages.

@@ -99,12 +99,12 @@ Json traffic_json(const DryRun& input, const LaneTraffic& of_lanes) {
 std::string other_steps_text(const StepForecast& forecast) {
   std::string text;
   if (forecast.warm_up_seconds > 0)
-    text += text_row("warm-up step", seconds_text(forecast.warm_up_seconds),
-                     fmt::format("of the first {}, which sum gradients as they are",
-                                 format_counted(forecast.warm_up_steps, "step")));
+    text += text_row(
+        "warm-up step", seconds_text(forecast.warm_up_seconds),
+        fmt::format("of the first {}, {}", format_counted(forecast.warm_up_steps, "step"), forecast.warm_up_work));
   if (forecast.averaging_seconds > 0)
     text += text_row("averaging step", seconds_text(forecast.averaging_seconds),
-                     fmt::format("one in {}: islands average their weights", format_grouped(forecast.averaging_every)));
+                     fmt::format("one in {}: {}", format_grouped(forecast.averaging_every), forecast.averaging_work));
   return text;
 }
 

@@ -45,7 +45,7 @@ void require_kernels(const RunConfig& config, const Target& target) {
   if (config.compression().is_on())
     refuse(config.comm.compression.is_on()
                ? "comm.compression: sums of compressed gradients were not tested on the CUDA backend yet"
-               : "optimizer.type onebit-adam: sums of momenta were not tested on the CUDA backend yet");
+               : "optimizer.type onebit-adam or zero-one-adam: sums of signs were not tested on the CUDA backend yet");
 }
 
 // Returns the control group whose limit is this process's memory; empty: the machine's memory is.

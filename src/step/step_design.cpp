@@ -70,7 +70,7 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model, c
   const UnitChoices& choices = design.choices.units;
   const bool keeps_narrow = design.sharding.gradients != DType::f32 || design.sharding.gradients_away;
   const bool in_islands = program.over_islands && design.sharding.replica_rank(ReplicaGroup::data).size > 1;
-  const bool sums_twice = compresses && (design.messages.is_low_rank() || !design.sharding.cuts_state());
+  const bool sums_twice = compresses && design.messages.phases(design.sharding.cuts_state()) == 2;
   const int32_t phases = in_islands || sums_twice ? 2 : 1;
   ScheduleOptions options{.micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
                           .units = std::vector<UnitTraits>(model.num_layers()),
@@ -209,20 +209,6 @@ int64_t largest_of_programs(const StepDesign& design, MemoryPlace place, size_t 
 
 }  // namespace
 
-size_t StepDesign::program_after(int64_t steps) const {
-  const LocalStepsConfig& local = config.parallel.local_steps;
-  if (local.is_on()) {
-    const bool is_warm_up = steps < local.start_step, averages = are_equal_after(steps + 1);
-    const auto found = std::find_if(programs.begin(), programs.end(), [&](const StepProgram& program) {
-      return program.over_islands == is_warm_up && program.averages == (!is_warm_up && averages);
-    });
-    return static_cast<size_t>(found - programs.begin());
-  }
-  size_t number = programs.size() - 1;
-  while (number > 0 && programs[number].first_step > steps) --number;
-  return number;
-}
-
 MicroBatchShape micro_batch_shape(const StepConfig& config, int64_t context_rank) {
   return {config.batch.micro, config.model.sequence_length, config.data.mask_documents,
           context_rank_at(config.parallel, context_rank)};
@@ -348,26 +334,6 @@ void check_sums_on_disk(const StepDesign& design) {
 
 }  // namespace
 
-namespace {
-
-// Returns the programs of a run's steps, by StepDesign::programs, not yet made.
-std::vector<StepProgram> programs_of(const StepDesign& design) {
-  std::vector<StepProgram> programs;
-  if (const LocalStepsConfig& local = design.config.parallel.local_steps; local.is_on()) {
-    if (local.start_step > 0) programs.push_back({.name = "warm-up", .over_islands = true});
-    programs.push_back({.name = "averaging", .first_step = local.start_step, .averages = true});
-    if (local.every > 1) programs.push_back({.name = "local", .first_step = local.start_step});
-    return programs;
-  }
-  const bool compresses = design.messages.num_residuals > 0;
-  const int64_t start = design.config.compression().start_step;
-  if (compresses && start > 0) programs.push_back({.name = "warm-up"});
-  programs.push_back({.name = "main", .first_step = compresses ? start : 0, .compresses = compresses});
-  return programs;
-}
-
-}  // namespace
-
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
                        const std::shared_ptr<const Program>& like) {
   const Stages stages = make_stages(config, groups.stage(), config.batch.accumulation, choices.backward_recomputes);
@@ -383,7 +349,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   {
     const Model model = planned_model(design, design.training_shape, backend);
     design.first_equal_unit = find_equal_designs(model);
-    for (StepProgram& program : programs_of(design)) {
+    for (StepProgram& program : programs_of(config, config.run.steps, design.messages.num_residuals > 0)) {
       const ScheduleOptions options = schedule_options(design, model, program);
       BufferBytes bytes = buffer_bytes(design, options.units, model, program.compresses);
       const bool is_like = like != nullptr && like->schedule.options == options && like->bytes == bytes;
@@ -423,11 +389,12 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   memory[MemoryClass::data] += landing_bytes(config, target);
   const int64_t residual_bytes = design.keeps_residuals() ? design.messages.residual_bytes() : 0;
   memory[MemoryClass::residuals] = 2 * residual_bytes;
+  memory[MemoryClass::residuals] += exchange_bytes(config.optimizer, store, design.messages);
   if (config.parallel.local_steps.has_momentum())
     memory[MemoryClass::residuals] = IslandAverage::anchor_elements(store) * dtype_bytes(DType::f32);
   StateTables& tables = design.tables;
   tables.agreement = align_up(sizeof(StepState));
-  tables.optimizer = tables.agreement + StepAgreement::table_bytes(store);
+  tables.optimizer = tables.agreement + StepAgreement::table_bytes(store, measures_whole(config.optimizer));
   tables.accumulated_gradients = tables.optimizer + (on_host || beside_gpu ? 0 : optimizer_tables);
   tables.qk_clip = tables.accumulated_gradients + AccumulatedGradients::table_bytes(store);
   tables.router_balance = tables.qk_clip + (config.optimizer.qk_clip > 0 ? QkClip::table_bytes(store) : 0);

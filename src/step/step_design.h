@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 #include "config/run_config.h"
@@ -19,6 +18,7 @@
 #include "parallel/parameters.h"
 #include "parallel/program.h"
 #include "schedule/step_choices.h"
+#include "step/step_programs.h"
 
 namespace gptrain::inline step {
 
@@ -41,17 +41,6 @@ struct StateTables {
   int64_t router_balance = 0;
   int64_t statistics = 0;
   int64_t update_state = 0;  // StepState of updates that run beside the ops
-};
-
-// A program that some steps of a run play.
-struct StepProgram {
-  std::string_view name;
-  int64_t first_step = 0;   // steps of the run before its first one
-  bool compresses = false;  // sums gradients in messages
-  // With parallel.local_steps:
-  bool over_islands = false;  // sums gradients over all islands
-  bool averages = false;      // averages the weights at its end
-  std::shared_ptr<const Program> program = nullptr;
 };
 
 struct StepDesign {
@@ -77,10 +66,15 @@ struct StepDesign {
   StateTables tables;
   StatisticsLayout statistics;
   // Returns the index in `programs` of the step that comes after `steps` steps of the run.
-  size_t program_after(int64_t steps) const;
-  // Whether the weights are the same on all islands after `step` steps of the run, so that they can be saved.
-  bool are_equal_after(int64_t step) const {
-    return config.parallel.local_steps.are_equal_after(step, config.run.steps);
+  size_t program_after(int64_t steps) const {
+    return gptrain::program_after(config, config.run.steps, programs, steps);
+  }
+  // Whether the weights are the same on all ranks after `step` steps of the run, so that they can be saved.
+  bool are_equal_after(int64_t step) const { return config.has_equal_weights_after(step, config.run.steps); }
+  // Whether the step after `steps` steps begins without the errors of compressed gradients so far, which have another
+  // unit than its own.
+  bool forgets_errors_after(int64_t steps) const {
+    return config.optimizer.type == OptimizerKind::zero_one_adam && steps == config.optimizer.freeze_step;
   }
   // Whether the rank keeps the errors of compressed gradients.
   bool keeps_residuals() const { return config.compression().error && messages.num_residuals > 0; }

@@ -41,6 +41,7 @@ StepParts::StepParts(std::shared_ptr<const StepDesign> of, Backend& ops, RankGro
   if (parameters->state_layout().any_away() || beside_gpu) make_update_lane(updates);
   model = make_model(*design, design->training_shape, backend, groups, &overflow);
   evaluation_model = make_model(*design, design->evaluation_shape, backend, groups, &overflow);
+  make_compression();
   make_update();
   make_executors();
 }
@@ -60,6 +61,29 @@ void StepParts::make_parameters() {
   };
   parameters = make(nullptr);
   if (beside_gpu) staged_parameters = make(memory_of_updates(MemoryClass::buckets).data());
+}
+
+void StepParts::make_compression() {
+  if (design->messages.num_residuals == 0) return;
+  const StepConfig& config = design->config;
+  compression = std::make_unique<GradientCompression>(
+      GradientCompression{.messages = design->messages,
+                          .residuals = reinterpret_cast<std::byte*>(residuals_at(0)),
+                          .errors = reinterpret_cast<std::byte*>(residuals_at(1)),
+                          .state = state,
+                          .rank = config.compression().rank,
+                          .seed = design->config.run.seed});
+  if (config.optimizer.type == OptimizerKind::onebit_adam) compression->momenta = momentum_sums(config.optimizer);
+  if (config.optimizer.sends_signs()) compression->server_errors = server_errors_column;
+}
+
+void StepParts::use(size_t number) {
+  program = number;
+  const StepProgram& of_steps = design->programs[number];
+  optimizer->expect_sums(of_steps.is_alone     ? SumsOfStep::none
+                         : of_steps.compresses ? SumsOfStep::compressed
+                                               : SumsOfStep::plain,
+                         design->messages);
 }
 
 // Returns the place of weights that updates write apart from the ops' weights; null: they write those.
@@ -87,11 +111,14 @@ void StepParts::make_update() {
                                      .backend = lane != nullptr ? lane->backend() : update_backend,
                                      .groups = groups,
                                      .workspace = workspace,
-                                     .away = away.get()};
+                                     .away = away.get(),
+                                     .compression = compression.get(),
+                                     .exchange = arena(MemoryClass::residuals) + residual_bytes()};
   statistics = {.layout = &design->statistics, .block = block + tables.statistics};
   AgreementRules rules{.clip_norm = config.optimizer.clip_norm,
                        .loss_scale_window = loss_scale_window,
-                       .statistics = design->statistics.reductions(statistics.block)};
+                       .statistics = design->statistics.reductions(statistics.block),
+                       .whole = measures_whole(config.optimizer)};
   if (config.optimizer.qk_clip > 0) {
     qk_clip = std::make_unique<QkClip>(context, config.optimizer.qk_clip, statistics.find(head_scores_statistic),
                                        block + tables.qk_clip);
@@ -109,7 +136,7 @@ void StepParts::make_update() {
         std::make_unique<AccumulatedGradients>(*parameters, design->config.run.seed, config.batch.accumulation,
                                                block + tables.accumulated_gradients, state, backend);
   }
-  optimizer->read_momenta(design->programs[program].compresses ? &design->messages : nullptr);
+  use(program);
   update = std::make_unique<StepUpdate>(*agreement, *optimizer, UpdateSite{context, update_context, lane.get()},
                                         StepUpdate::After{qk_clip.get(), router_balance.get()});
 }
@@ -121,19 +148,12 @@ void StepParts::make_executors() {
     uploads = std::make_unique<MicroBatchUploads>(
         *copy_queue, data.data() + data.bytes() - landing_bytes(config, backend.target()), micro_batch_shape(config));
   }
-  if (design->messages.num_residuals > 0) {
-    compression = std::make_unique<GradientCompression>(
-        GradientCompression{.messages = design->messages,
-                            .residuals = reinterpret_cast<std::byte*>(residuals_at(0)),
-                            .errors = reinterpret_cast<std::byte*>(residuals_at(1)),
-                            .state = state,
-                            .rank = config.compression().rank,
-                            .seed = design->config.run.seed});
-    if (config.optimizer.type == OptimizerKind::onebit_adam) compression->momenta = momentum_sums(config.optimizer);
-  }
-  if (config.parallel.local_steps.is_on())
-    average = std::make_unique<IslandAverage>(config.parallel.local_steps, *parameters, groups, backend,
+  average = optimizer->average();
+  if (config.parallel.local_steps.is_on()) {
+    islands = std::make_unique<IslandAverage>(config.parallel.local_steps, *parameters, groups, backend,
                                               reinterpret_cast<float*>(arena(MemoryClass::residuals)));
+    average = islands.get();
+  }
   ExecutorResources place{.arenas = arena_starts(),
                           .state = state,
                           .statistics = statistics,
@@ -144,16 +164,18 @@ void StepParts::make_executors() {
                           .weight_reads = weight_reads.get(),
                           .away_gradients = away_gradients.get(),
                           .accumulated = accumulated.get(),
-                          .average = average.get(),
+                          .average = average,
                           .uploads = uploads.get(),
                           .offloads = offloads ? &*offloads : nullptr};
   for (const StepProgram& of_steps : design->programs) {
-    place.compression = of_steps.compresses ? compression.get() : nullptr;
+    place.compression = of_steps.compresses || of_steps.is_alone ? compression.get() : nullptr;
     place.sums_over_islands = of_steps.over_islands;
+    place.is_alone = of_steps.is_alone;
     executors.push_back(std::make_unique<Executor>(*model, *of_steps.program, *parameters, place, update.get()));
   }
   place.compression = nullptr;
   place.sums_over_islands = false;
+  place.is_alone = false;
   place.statistics = {};
   evaluation_executor = std::make_unique<Executor>(*evaluation_model, *design->evaluation, *parameters, place, nullptr);
 }
@@ -182,6 +204,10 @@ void StepParts::make_update_lane(const UpdateDevice& updates) {
 void StepParts::wait_all() const {
   if (lane != nullptr) lane->drain();
   groups.wait_all();
+}
+
+int64_t StepParts::residual_bytes() const {
+  return design->keeps_residuals() ? 2 * design->messages.residual_bytes() : 0;
 }
 
 float* StepParts::residuals_at(int64_t buffer) const {

@@ -60,6 +60,10 @@ struct StepParts {
   std::byte* updated_weights() const;
   // See TrainingStep.
   float* residuals_at(int64_t buffer) const;
+  // Returns the bytes of both memories of errors.
+  int64_t residual_bytes() const;
+  // See TrainingStep::use_program.
+  void use(size_t number);
   MemoryPlan taken() const;
 
   const std::shared_ptr<const StepDesign> design;
@@ -97,7 +101,8 @@ struct StepParts {
   std::unique_ptr<AccumulatedGradients> accumulated;  // null with precision.gradients = fp32
   std::unique_ptr<StepUpdate> update;                 // agreement and optimizer
   std::unique_ptr<GradientCompression> compression;   // null if gradients are summed as they are
-  std::unique_ptr<IslandAverage> average;             // null without parallel.local_steps
+  std::unique_ptr<IslandAverage> islands;             // null without parallel.local_steps
+  WeightAverage* average = nullptr;                   // null unless ranks or islands train alone in some steps
   bool anchors_are_old = false;                       // steps since the last averaging summed over all islands
   std::vector<std::unique_ptr<Executor>> executors;   // by StepDesign::programs
   std::unique_ptr<Executor> evaluation_executor;
@@ -111,6 +116,7 @@ struct StepParts {
   void allocate_for_updates(MemoryPlace place, const UpdateDevice& updates);
   void make_parameters();
   void make_update_lane(const UpdateDevice& updates);
+  void make_compression();
   // Makes the agreement at a step's end and the optimizer.
   void make_update();
   void make_executors();

@@ -39,10 +39,7 @@ std::optional<LossScale> TrainingStep::loss_scale() const {
   return design_->config.precision.scales_loss() ? std::optional(parts_->host_state.loss_scale) : std::nullopt;
 }
 
-void TrainingStep::use_program(size_t number) {
-  parts_->program = number;
-  parts_->optimizer->read_momenta(design_->programs[number].compresses ? &design_->messages : nullptr);
-}
+void TrainingStep::use_program(size_t number) { parts_->use(number); }
 
 int64_t TrainingStep::begun() const { return parts_->readback.ahead(); }
 
@@ -233,6 +230,18 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
   weights_changed();
 }
 
+void TrainingStep::forget_errors() {
+  if (parts_->residual_bytes() > 0)
+    zero_memory(backend_, parts_->copy_queue.get(), parts_->arena(MemoryClass::residuals), parts_->residual_bytes());
+  if (parts_->compression != nullptr && parts_->compression->server_errors) {
+    for (int64_t unit = 0; unit < parts_->parameters->num_parameter_units(); ++unit)
+      zero_memory(backend_, parts_->copy_queue.get(),
+                  parts_->parameters->column(*parts_->compression->server_errors, unit),
+                  design_->layout.units[unit].elements * dtype_bytes(DType::f32));
+  }
+  if (parts_->average != nullptr) parts_->average->restart();
+}
+
 void TrainingStep::weights_changed() {
   if (parts_->copies != nullptr) parts_->copies->finish();
   for (int64_t unit = 0; unit < parts_->parameters->num_parameter_units(); ++unit) {
@@ -282,6 +291,8 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
   parts_->host_state.counted_targets = counted_targets.value_or(config.batch.global * config.model.sequence_length);
   parts_->host_state.inverse_tokens = static_cast<float>(1.0 / static_cast<double>(parts_->host_state.counted_targets));
   const StepProgram& program = design_->programs[parts_->program];
+  if (program.is_alone)
+    parts_->host_state.inverse_tokens *= static_cast<float>(design_->sharding.replica_rank(ReplicaGroup::data).size);
   const bool in_island = config.parallel.local_steps.is_on() && !program.over_islands;
   // An island's loss is the mean over its equal share of the batch.
   if (in_island) parts_->host_state.inverse_tokens *= static_cast<float>(groups_.num_islands());
@@ -313,8 +324,11 @@ void TrainingStep::begin(double learning_rate, MicroBatchSource& source, ActionO
 StepResult TrainingStep::end() {
   StepReadback::Values values = parts_->readback.read();
   parts_->host_state = values.state;
+  const int64_t norms = measures_whole(design_->config.optimizer)
+                            ? design_->sharding.replica_rank(ReplicaGroup::data).size
+                            : groups_.num_islands();
   return {.loss = parts_->host_state.loss_sum / static_cast<double>(parts_->host_state.counted_targets),
-          .grad_norm = std::sqrt(parts_->host_state.squared_norm / static_cast<double>(groups_.num_islands())),
+          .grad_norm = std::sqrt(parts_->host_state.squared_norm / static_cast<double>(norms)),
           .skipped = parts_->host_state.skip != 0,
           .stop = values.stops > 0,
           .is_void = values.stops >= StepAgreement::void_count,

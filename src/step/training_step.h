@@ -68,6 +68,8 @@ class TrainingStep {
   // Zeroes weights, optimizer state and errors of compressed gradients, padding included. Call before loading a
   // checkpoint. Waits for gathers.
   void clear_state();
+  // Zeroes the errors of compressed gradients (StepDesign::forgets_errors_after).
+  void forget_errors();
   // Makes the compute weights from the weights in `state()`. Call after writing these.
   void weights_changed();
   // With StepChoices::updates_delayed lets the weights of the next step be those of the last update, as if the run

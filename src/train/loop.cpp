@@ -196,6 +196,7 @@ void TrainingLoop::begin_step(Prefetcher& batches) {
   }
   const auto ask = [this, &batches] { return wants_to_stop() || batches.is_void(); };
   step_.use_program(step_.design().program_after(step - 1));
+  if (step_.design().forgets_errors_after(step - 1)) step_.forget_errors();
   step_.begin(lr, batches, profiler, ask, targets);
   begun_.push_back({lr, batches.waited_seconds() - waited_before});
 }

@@ -27,16 +27,18 @@ namespace {
 namespace fs = std::filesystem;
 
 // The last step that this call runs after the `done` ones. Refuses to profile a step that it does not run.
-int64_t last_step_of_call(const LocalStepsConfig& local, int64_t run_steps, const TrainOptions& options, int64_t done) {
+int64_t last_step_of_call(const StepConfig& config, int64_t run_steps, const TrainOptions& options, int64_t done) {
   const int64_t left = std::max<int64_t>(run_steps - done, 0);
   const int64_t last = done + std::min(options.steps.value_or(left), left);
-  if (!local.are_equal_after(last, run_steps)) {
-    const int64_t next = std::min((last / local.every + 1) * local.every, run_steps);
-    throw Error(
-        ExitCode::usage,
-        "--steps {}: this call would end after step {}, where the islands of parallel.local_steps have different "
-        "weights (--steps {} ends at an averaging)",
-        *options.steps, last, next - done);
+  if (!config.has_equal_weights_after(last, run_steps)) {
+    int64_t next = last + 1;
+    while (!config.has_equal_weights_after(next, run_steps)) ++next;
+    const bool in_islands = config.parallel.local_steps.is_on();
+    throw Error(ExitCode::usage,
+                "--steps {}: this call would end after step {}, where {} have different weights (--steps {} ends at an "
+                "{})",
+                *options.steps, last, in_islands ? "the islands of parallel.local_steps" : "the ranks of zero-one-adam",
+                next - done, in_islands ? "averaging" : "exchange");
   }
   if (options.profile_step && (*options.profile_step <= done || *options.profile_step > last)) {
     throw Error(ExitCode::usage, "--profile-step {}: {}", *options.profile_step,
@@ -166,7 +168,7 @@ Start choose_start(const RunConfig& config, const TrainOptions& options, int64_t
           config_changes({saved_config(*start.checkpoint, *start.manifest), config}, *start.manifest, options.accepted);
     }
     const int64_t done = start.manifest ? start.manifest->progress.step : 0;
-    start.last_step = last_step_of_call(config.parallel.local_steps, config.run.steps, options, done);
+    start.last_step = last_step_of_call(config, config.run.steps, options, done);
     if (start.lock) start.warning = warning_of_full_disk(config.checkpoint, config.run, done, bytes);
     if (start.weights) return describe_checkpoint(*start.weights);
     return start.checkpoint ? describe_checkpoint(*start.checkpoint) : std::string();

@@ -450,7 +450,7 @@ class Messages(PlanCase):
                 ([config, "--methods"], "--gpus is missing: the number of devices to plan for"),
                 ([config, "--gpus", 8, "--set", "parallel.tensor=3", "--set", "optimizer.type=adamw-8bit"],
                  "parallel.tensor = 3: must divide"),
-                (["--fit", "h100", "--optimizer", "adam"], "adam not in {adamw,adamw-8bit,sgd,lion,lamb,lars,muon,adafactor,onebit-adam}"),
+                (["--fit", "h100", "--optimizer", "adam"], "adam not in {adamw,adamw-8bit,sgd,lion,lamb,lars,muon,adafactor,onebit-adam,zero-one-adam}"),
                 (["--fit", "h100", "--optimizer", "lion,sgd,lion"], "--optimizer: lion is given twice"),
                 (["--fit", "h100", "--family", "bert"], "bert not in {gpt,llama}"),
                 (["--estimate", "bert"], "bert not in {bert-large,bert-3.9b,t5-11b,switch-base-7b,"),

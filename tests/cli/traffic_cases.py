@@ -7,7 +7,7 @@ from cli_case import EXECUTABLE, FINISHED, TIMEOUT_SECONDS, overrides
 from ports import free_port
 from preload_case import PreloadCase
 
-ALL_REDUCE, ALL_TO_ALL, ALL_TO_ALL_V, SEND = 0, 3, 4, 6  # numbers of src/comm/operation.h
+ALL_REDUCE, ALL_GATHER, ALL_TO_ALL, ALL_TO_ALL_V, SEND = 0, 2, 3, 4, 6  # numbers of src/comm/operation.h
 STEPS, LAYERS, HEADS, HEAD_SIZE, TOKENS, SAMPLES = 2, 2, 4, 8, 32, 4
 F32, U8, F32_BYTES = 0, 7, 4  # numbers of src/base/dtype.h
 
@@ -58,10 +58,15 @@ class ContextTraffic(PreloadCase):
         methods = {
             "int4": ['comm.compression={"kind": "int4", "min_elements": 1024}', "parallel.zero=1"],
             "powersgd": ['comm.compression={"kind": "powersgd", "min_elements": 1024, "start_step": 1}'],
+            "topk": ['comm.compression={"kind": "topk", "min_elements": 1024, "start_step": 1}'],
+            "zero-one": ["optimizer.type=zero-one-adam", "optimizer.freeze_step=1", "optimizer.clip_norm=0",
+                         "optimizer.local_scaler=1", "optimizer.local_most=2"],
             "onebit": ["optimizer.type=onebit-adam", "optimizer.freeze_step=1", "optimizer.clip_norm=0"],
             "local": ['parallel.local_steps={"islands": 2, "every": 2, "start_step": 1}'],
         }
-        programs = {"local": ["warm-up", "averaging", "averaging"]}  # the last step averages
+        # The last step averages or exchanges.
+        gathered = {}
+        programs = {"local": ["warm-up", "averaging", "averaging"], "zero-one": ["variance", "exchange", "exchange"]}
         for name, settings in methods.items():
             arguments = [config, *overrides(f"run.out={name}", "checkpoint.every_steps=0", *settings)]
             plan = json.loads(self.succeed("train", *arguments, "--ranks", 2, "--dry-run", "--json"))
@@ -74,6 +79,9 @@ class ContextTraffic(PreloadCase):
             with self.subTest(name):
                 found = self.sent_by_ranks(2, *arguments)[0]
                 self.assertEqual(found.get((ALL_TO_ALL_V, U8), 0), planned("all_to_all_v"))
+                gathered[name] = found.get((ALL_GATHER, U8), 0)
+                if name == "topk":  # ranks gather texts as well, before and after all steps
+                    self.assertEqual(gathered[name] - gathered["powersgd"], planned("all_gather"))
                 losses = 0 if name == "local" else 8 * steps  # the same ranks' sum of the loss, in f64
                 self.assertEqual(found.get((ALL_REDUCE, F32), 0), planned("all_reduce") - losses)
                 self.assertGreater(planned("all_to_all_v", "all_reduce"), 0)

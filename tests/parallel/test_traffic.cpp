@@ -415,9 +415,11 @@ TEST_CASE("ranks send the bytes of their messages of compressed gradients") {
   };
   const std::string int8 = R"(comm.compression={"kind": "int8", "min_elements": 2000})";
   const std::string int4 = R"(comm.compression={"kind": "int4", "min_elements": 2000})";
+  const std::string largest = R"(comm.compression={"kind": "topk", "min_elements": 2000, "share": 0.02})";
   const std::vector<Case> cases = {{1, 3, {"parallel.zero=0", int8}},
                                    {1, 2, {"parallel.zero=1", int4, "precision.compute=bf16"}},
                                    {1, 3, {"parallel.zero=0", "optimizer.type=onebit-adam", "optimizer.freeze_step=3"}},
+                                   {1, 3, {"parallel.zero=0", largest}},
                                    {2, 2, {"parallel.zero=3", int8, "model.num_heads=4", "batch.micro=1"}}};
   for (const Case& layout : cases) {
     std::vector<std::string> overrides = {"batch.global=12", "batch.micro=2",
@@ -434,9 +436,11 @@ TEST_CASE("ranks send the bytes of their messages of compressed gradients") {
     const StepTraffic traffic = traffic_of(config, world_size);
     for (int64_t rank = 0; rank < world_size; ++rank) {
       INFO("rank " << rank);
-      int64_t sent = 0, plain = 0;
+      int64_t sent = 0, plain = 0, largest_sent = 0;
       for (size_t unit = 0; unit < messages.units.size(); ++unit) {
         plain += parameters.units[unit].piece_elements() * 4 * (layout.data - 1);
+        for (const SparseMatrix& matrix : messages.units[unit].sparse.matrices)
+          largest_sent += ((matrix.count + 49) / 50) * 8 * (layout.data - 1);
         for (int64_t peer = 0; peer < std::ssize(messages.units[unit].pieces); ++peer) {
           const int64_t own = rank / layout.tensor;
           if (peer == own) continue;
@@ -445,13 +449,15 @@ TEST_CASE("ranks send the bytes of their messages of compressed gradients") {
         }
       }
       if (cuts_gradients(config.parallel.zero)) sent *= config.batch.accumulation;
-      const auto of = [&](const LaneTraffic& all) {
+      const auto of = [&](const LaneTraffic& all, Operation operation) {
         return all[static_cast<size_t>(LaneKind::gradients)][static_cast<size_t>(GroupKind::data)]
-                  [static_cast<size_t>(Operation::all_to_all_v)];
+                  [static_cast<size_t>(operation)]
+                      .sent_bytes;
       };
       const auto index = static_cast<size_t>(rank);
       check_equal(traffic.counted[index], traffic.planned[index]);
-      CHECK(of(traffic.planned[index]).sent_bytes == sent);
+      CHECK(of(traffic.planned[index], Operation::all_to_all_v) == sent);
+      CHECK(of(traffic.planned[index], Operation::all_gather) == largest_sent);
       if (config.parallel.zero == 1) CHECK(sent < plain / 2);
     }
   }

@@ -1,4 +1,5 @@
 // The table of fields: every row can be set, is in the schema, and describes itself.
+#include <algorithm>
 #include <map>
 #include <set>
 
@@ -125,6 +126,9 @@ const std::map<std::string, Sample> samples = {
     {"optimizer.clip_norm", {"0.0", {}}},
     {"optimizer.ema", {"0.999", {}}},
     {"optimizer.freeze_step", {"100", {"optimizer.type=onebit-adam"}}},
+    {"optimizer.variance_scaler", {"8", {"optimizer.type=zero-one-adam", "optimizer.freeze_step=100"}}},
+    {"optimizer.local_scaler", {"100", {"optimizer.type=zero-one-adam", "optimizer.freeze_step=100"}}},
+    {"optimizer.local_most", {"4", {"optimizer.type=zero-one-adam", "optimizer.freeze_step=100"}}},
     {"schedule.type", {R"("linear")", {}}},
     {"schedule.warmup_steps", {"10", {}}},
     {"schedule.decay_steps", {"10", {"schedule.type=wsd"}}},
@@ -185,7 +189,10 @@ TEST_CASE("every field can be set by an override, and reads back") {
     const Sample& sample = samples.at(field.path);
     Overrides overrides = sample.prerequisites;
     overrides.push_back(field.path + "=" + sample.value);
-    const int64_t ranks = field.path == "optimizer.freeze_step" ? 2 : 1;  // one rank has nothing to send
+    const std::vector<std::string> of_signs = {"optimizer.freeze_step", "optimizer.variance_scaler",
+                                               "optimizer.local_scaler", "optimizer.local_most"};
+    // One rank has nothing to send.
+    const int64_t ranks = std::find(of_signs.begin(), of_signs.end(), field.path) != of_signs.end() ? 2 : 1;
     const RunConfig config = parse(overrides, base, ranks);
     if (field.get) CHECK(field.get(config) == Json::parse(sample.value));
   }

@@ -1,4 +1,4 @@
-// Rules of optimizer.type = onebit-adam.
+// Rules of optimizer.type = onebit-adam and zero-one-adam.
 #include "support.h"
 
 namespace gptrain::config_test {
@@ -9,7 +9,34 @@ std::string onebit_fault(Overrides more, int64_t ranks = 2) {
   return refusal(base, more, ranks);
 }
 
+std::string zero_one_fault(Overrides more, int64_t ranks = 2) {
+  more.insert(more.begin(), {"optimizer.type=zero-one-adam", "optimizer.freeze_step=200", "optimizer.local_scaler=100",
+                             "run.steps=1000"});
+  return refusal(base, more, ranks);
+}
+
 }  // namespace
+
+TEST_CASE("0/1 Adam is refused where its ranks could not train alone or would be read between exchanges") {
+  CHECK(zero_one_fault({"checkpoint.every_steps=160"}).empty());
+  CHECK(zero_one_fault({"checkpoint.every_steps=160", "parallel.zero=1"}) ==
+        "parallel.zero = 1: must be 0: each rank adds its gradients to the whole momenta, with optimizer.type = "
+        "\"zero-one-adam\" (try 0)");
+  CHECK(zero_one_fault({"checkpoint.every_steps=160", "parallel.context=2", "model.positions=rope"}, 4)
+            .find("must be 1: a rank trains alone on whole sequences, with optimizer.type = \"zero-one-adam\"") !=
+        std::string::npos);
+  CHECK(zero_one_fault({"checkpoint.every_steps=160", "optimizer.local_most=12"}) ==
+        "optimizer.local_most = 12: must be a power of two (try 8)");
+  CHECK(
+      zero_one_fault({"checkpoint.every_steps=100"}) ==
+      "checkpoint.every_steps = 100: must be a multiple of 16, the largest distance of exchanges of zero-one-adam, as "
+      "weights are equal only after these (try 96)");
+  // The distance reaches 2 in a shorter run, and 1 if each step exchanges.
+  CHECK(zero_one_fault({"checkpoint.every_steps=100", "run.steps=400"}).empty());
+  CHECK(zero_one_fault({"checkpoint.every_steps=101", "optimizer.local_most=1"}).empty());
+  CHECK(zero_one_fault({"checkpoint.every_steps=160", "optimizer.freeze_step=1000"}) ==
+        "optimizer.freeze_step = 1000: freezes nothing, as it is not less than run.steps = 1000 (try 200)");
+}
 
 TEST_CASE("1-bit Adam is refused where its ranks could not sum momenta") {
   const std::string with = " with optimizer.type = \"onebit-adam\"";
@@ -17,7 +44,7 @@ TEST_CASE("1-bit Adam is refused where its ranks could not sum momenta") {
   CHECK(onebit_fault({}, 1) ==
         "optimizer.type = \"onebit-adam\": needs at least two data ranks: one has nothing to send (try \"adamw\")");
   CHECK(refusal(base, {"optimizer.type=onebit-adam"}, 2) ==
-        "optimizer.freeze_step: must be given, as optimizer.type is onebit-adam (try 1000)");
+        "optimizer.freeze_step: must be given, as optimizer.type is onebit-adam or zero-one-adam (try 1000)");
   CHECK(onebit_fault({"run.steps=200"}) ==
         "optimizer.freeze_step = 200: freezes nothing, as it is not less than run.steps = 200 (try 40)");
   CHECK(onebit_fault({"optimizer.clip_norm=1"}) ==

@@ -340,6 +340,19 @@ TEST_CASE("a key that would have no effect is refused") {
   CHECK(fault({low_rank, "parallel.tensor=2"}) ==
         "comm.compression = {...}: of kind \"powersgd\" needs parallel.tensor = 1, as it sums whole matrices (try "
         "{\"kind\": \"int8\"})");
+  CHECK(fault({R"(comm.compression={"kind":"int8","share":0.1})"}) ==
+        "comm.compression = {...}: has a share, which only kind \"topk\" reads (try {})");
+  CHECK(fault({R"(comm.compression={"kind":"topk","error":false})"}) ==
+        "comm.compression = {...}: of kind \"topk\" needs error = true: without the errors, small elements would never "
+        "be "
+        "sent (try {})");
+  CHECK(
+      refusal(base, {R"(comm.compression={"kind":"topk"})", "parallel.zero=2"}, 2) ==
+      "comm.compression = {...}: of kind \"topk\" needs parallel.zero = 0 or 1, as it sums whole matrices once a step "
+      "(parallel.zero = 2) (try {\"kind\": \"int8\"})");
+  CHECK(refusal(base, {R"(comm.compression={"kind":"topk","share":0.25})", "parallel.zero=1"}, 2) ==
+        "comm.compression = {...}: of kind \"topk\" needs a share below 0.25 to send less than plain sums of 2 data "
+        "ranks do (try {\"kind\": \"topk\", \"share\": 0.062})");
   CHECK(fault({R"(comm.compression={"kind":"powersgd","error":false})"}) ==
         "comm.compression = {...}: of kind \"powersgd\" needs error = true: without the errors, most of each gradient "
         "would be lost (try {})");
@@ -449,11 +462,11 @@ TEST_CASE("each optimizer has its own keys and defaults") {
         "optimizer.trust_coefficient = 0.01: has no effect unless optimizer.type is lars "
         "(try --set optimizer.trust_coefficient=null or leaving it out)");
   CHECK(fault({"optimizer.type=sgd", "optimizer.betas=[0.9, 0.95]"}) ==
-        "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw, adamw-8bit, lion, lamb, muon "
-        "or onebit-adam (try --set optimizer.betas=null or leaving it out)");
+        "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw, adamw-8bit, lion, lamb, muon, "
+        "onebit-adam or zero-one-adam (try --set optimizer.betas=null or leaving it out)");
   CHECK(fault({"optimizer.type=lion", "optimizer.eps=1e-6"}) ==
-        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw, adamw-8bit, lamb, muon, adafactor "
-        "or onebit-adam (try --set optimizer.eps=null or leaving it out)");
+        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw, adamw-8bit, lamb, muon, adafactor, "
+        "onebit-adam or zero-one-adam (try --set optimizer.eps=null or leaving it out)");
   CHECK(fault({"optimizer.type=lion", "optimizer.momentum=0.8"}) ==
         "optimizer.momentum = 0.8: has no effect unless optimizer.type is sgd, lars or muon "
         "(try --set optimizer.momentum=null or leaving it out)");

@@ -12,6 +12,7 @@
 #include "optim/types.h"
 #include "parallel/compressed_reducer.h"
 #include "parallel/parameter_exchange.h"
+#include "summing_rank.h"
 
 namespace gptrain::onebit_adam_test {
 namespace {
@@ -22,10 +23,7 @@ constexpr double rate = 1e-2;
 
 // The gradient of one rank, from -1 to 1 times a size of its own for each element.
 float gradient_of(int64_t unit, int64_t element, int64_t rank, int64_t step) {
-  const auto word = static_cast<uint32_t>(element * 2654435761 + unit * 40503 + rank * 9973 + step * 7919);
-  const uint32_t mixed = (word ^ word >> 15) * 2246822519U;
-  return static_cast<float>(static_cast<int32_t>(mixed ^ mixed >> 13)) * 0x1p-31F *
-         (0.1F + static_cast<float>(element % 7));
+  return static_cast<float>(testing::hashed(element, unit, rank, step)) * (0.1F + static_cast<float>(element % 7));
 }
 
 struct Reference {
@@ -54,50 +52,18 @@ void code(std::vector<double>& values, std::vector<double>& errors, Block& block
   }
 }
 
-class Rank {
+class Rank : testing::SummingRank {
  public:
-  Rank(World& world, const RunConfig& config)
-      : config_(config),
-        groups_(config, world),
-        rank_(world.rank()),
-        spec_(make_spec(config.model)),
-        shards_(shard_tensors(spec_, {1, 0})),
-        sharding_{.zero = 0,
-                  .replica_ranks = {groups_.replica_rank(ReplicaGroup::data),
-                                    groups_.replica_rank(ReplicaGroup::expert_data)}},
-        layout_(make_layout(spec_, shards_, sharding_.replica_counts())),
-        messages_(make_gradient_messages(config.compression(), spec_, shards_, layout_, 1)),
-        columns_(optimizer_columns(config.optimizer)) {
-    const ParameterBytes bytes = parameter_bytes(layout_, sharding_, columns_);
-    weights_.resize(static_cast<size_t>(bytes.weights));
-    gradients_.resize(static_cast<size_t>(bytes.gradients));
-    columns_memory_.resize(static_cast<size_t>(bytes.state));
-    store_ = std::make_unique<ParameterStore>(spec_, shards_, layout_, sharding_,
-                                              ParameterBuffers{.weights = weights_.data(),
-                                                               .gradients = gradients_.data(),
-                                                               .master = nullptr,
-                                                               .state = columns_memory_.data()},
-                                              columns_);
-    for (std::vector<float>* const buffer : {&residuals_, &errors_})
-      buffer->resize(static_cast<size_t>(messages_.num_residuals));
-    backend_->set_scratch(scratch_.data(), std::ssize(scratch_));
-    const OptimizerType& type = optimizer_type(config.optimizer.type);
-    tables_.resize(static_cast<size_t>(type.table_bytes(*store_)));
-    optimizer_ = type.make(
-        config.optimizer,
-        {.parameters = *store_, .state = &state_, .backend = *backend_, .groups = groups_, .workspace = workspace_}, 7,
-        tables_.data());
-  }
+  using SummingRank::SummingRank;
 
   // Trains and compares the weights of each unit with the reference.
   void check() {
     state_.learning_rate = static_cast<float>(rate);
     state_.gradient_scale = 1;
-    const GradientCompression compression{.messages = messages_,
-                                          .residuals = reinterpret_cast<std::byte*>(residuals_.data()),
-                                          .errors = reinterpret_cast<std::byte*>(errors_.data()),
-                                          .state = &state_,
-                                          .momenta = momentum_sums(config_.optimizer)};
+    GradientCompression compression = this->compression();
+    compression.momenta = momentum_sums(config_.optimizer);
+    compression.server_errors = server_errors_column;
+    const std::unique_ptr<Optimizer> optimizer = make_optimizer();
     ParameterExchange plain(*store_, groups_, *backend_, nullptr);
     ParameterExchange coded(*store_, groups_, *backend_, nullptr, [&](const ReductionContext& context, ReplicaGroup) {
       return make_compressed_reducer(context, compression);
@@ -105,16 +71,14 @@ class Rank {
     for (int step = 0; step < num_steps; ++step) {
       state_.skip = step == skipped_step ? 1 : 0;
       if (state_.skip == 0) ++state_.updates;
-      optimizer_->read_momenta(step >= freeze_step ? &messages_ : nullptr);
+      optimizer->expect_sums(step >= freeze_step ? SumsOfStep::compressed : SumsOfStep::plain, messages_);
       for (int64_t unit = 0; unit < store_->num_parameter_units(); ++unit)
-        take_step(step < freeze_step ? plain : coded, unit, step);
+        take_step(step < freeze_step ? plain : coded, *optimizer, unit, step);
     }
     for (int64_t unit = 0; unit < store_->num_parameter_units(); ++unit) compare(unit);
   }
 
  private:
-  const UnitRange& range(int64_t unit) const { return layout_.units[static_cast<size_t>(unit)]; }
-
   // Calls body(element of the unit, weight decay) for each element of the unit's tensors.
   template <typename Body>
   void for_each_element(int64_t unit, const Body& body) const {
@@ -130,22 +94,22 @@ class Rank {
   // Some elements have no gradients before the variances freeze.
   static bool is_late(int64_t element, int step) { return element % 11 == 3 && step < freeze_step; }
 
-  void take_step(ParameterExchange& exchange, int64_t unit, int step) {
-    std::vector<std::byte> buffer(static_cast<size_t>(messages_.units[static_cast<size_t>(unit)].buffer_bytes()));
+  void take_step(ParameterExchange& exchange, Optimizer& optimizer, int64_t unit, int step) {
+    std::vector<std::byte> buffer(static_cast<size_t>(messages_of(unit).buffer_bytes()));
     const ParameterExchange::Gradients of{store_->whole(unit).gradients, buffer.data()};
     for_each_element(unit, [&](int64_t at, double) {
       reinterpret_cast<float*>(of.whole)[at] = is_late(at, step) ? 0 : gradient_of(unit, at, rank_, step);
     });
     exchange.begin_sum(unit, of);
-    if (step >= freeze_step && messages_.units[static_cast<size_t>(unit)].is_coded()) exchange.go_on_with_sum(unit, of);
+    if (step >= freeze_step && messages_of(unit).is_coded()) exchange.go_on_with_sum(unit, of);
     exchange.await_sum(unit, of, 0);
-    optimizer_->update(unit);
+    optimizer.update(unit);
     exchange.end_step(unit);
   }
 
   std::vector<Block> blocks(int64_t unit) const {
     std::vector<Block> found;
-    for (const PieceMessage& piece : messages_.units[static_cast<size_t>(unit)].pieces)
+    for (const PieceMessage& piece : messages_of(unit).pieces)
       for (const MessageRun& run : piece.runs)
         for (int64_t first = 0; run.is_coded() && first < run.count; first += code_block)
           found.push_back({run.first + first, std::min(code_block, run.count - first)});
@@ -211,24 +175,6 @@ class Rank {
     if (!(std::sqrt(off / size) < 1e-5))
       throw Error(ExitCode::device, "unit {} is {} off", unit, std::sqrt(off / size));
   }
-
-  const RunConfig& config_;
-  RankGroups groups_;
-  const int64_t rank_;
-  ModelSpec spec_;
-  std::vector<TensorShard> shards_;
-  Sharding sharding_;
-  ParameterLayout layout_;
-  GradientMessages messages_;
-  StateColumns columns_;
-  std::vector<std::byte> weights_, gradients_, columns_memory_, tables_;
-  std::vector<float> residuals_, errors_;
-  std::vector<std::byte> scratch_ = std::vector<std::byte>(size_t{1} << 23);
-  StepState state_{};
-  Workspace workspace_;
-  std::unique_ptr<ParameterStore> store_;
-  std::unique_ptr<Backend> backend_ = make_cpu_backend(1);
-  std::unique_ptr<Optimizer> optimizer_;
 };
 
 }  // namespace

@@ -15,11 +15,14 @@
 #include "parallel/compressed_reducer.h"
 #include "parallel/low_rank_reducer.h"
 #include "parallel/parameter_exchange.h"
+#include "parallel/sparse_reducer.h"
+#include "summing_rank.h"
 
 namespace gptrain::compressed_sums_test {
 namespace {
 
 using testing::Family;
+using testing::hashed;
 using testing::small_config;
 
 constexpr int64_t num_ranks = 3;
@@ -31,17 +34,7 @@ void expect(bool condition, const std::string& text) {
 
 // Numbers without a pattern, whose sizes differ between tensors and elements by orders of magnitude.
 float gradient_of(int64_t unit, int64_t element, int64_t rank, int64_t sum) {
-  const auto word = static_cast<uint32_t>(element * 2654435761 + unit * 40503 + rank * 9973 + sum * 7919);
-  const uint32_t mixed = (word ^ word >> 15) * 2246822519U;
-  return static_cast<float>(static_cast<int32_t>(mixed ^ mixed >> 13)) * 0x1p-31F *
-         std::exp2(static_cast<float>(element / 700 % 9));
-}
-
-// The same numbers as in tools/compare/compare_sums.py, from -1 to 1.
-double hashed(int64_t a, int64_t b, int64_t c, int64_t d) {
-  const auto word = static_cast<uint32_t>(a * 2654435761 + b * 40503 + c * 9973 + d * 7919);
-  const uint32_t mixed = (word ^ word >> 15) * 2246822519U;
-  return static_cast<double>(static_cast<int32_t>(mixed ^ mixed >> 13)) * 0x1p-31;
+  return static_cast<float>(hashed(element, unit, rank, sum)) * std::exp2(static_cast<float>(element / 700 % 9));
 }
 
 // `products`: number of products that the gradients consist of; 4: noise as well.
@@ -60,31 +53,9 @@ struct SumOfUnit {
   std::vector<double> gradients;  // sums of all ranks' gradients in the steps that were not skipped
 };
 
-// A rank that sums gradients of a small model without training it.
-class Rank {
+class Rank : testing::SummingRank {
  public:
-  Rank(World& world, const RunConfig& config)
-      : config_(config),
-        groups_(config, world),
-        rank_(world.rank()),
-        spec_(make_spec(config.model)),
-        shards_(shard_tensors(spec_, {1, 0})),
-        sharding_{.zero = config.parallel.zero,
-                  .replica_ranks = {groups_.replica_rank(ReplicaGroup::data),
-                                    groups_.replica_rank(ReplicaGroup::expert_data)}},
-        layout_(make_layout(spec_, shards_, sharding_.replica_counts())),
-        messages_(make_gradient_messages(config.comm.compression, spec_, shards_, layout_, 1)) {
-    const ParameterBytes bytes = parameter_bytes(layout_, sharding_, {});
-    weights_.resize(static_cast<size_t>(bytes.weights));
-    gradients_.resize(static_cast<size_t>(bytes.gradients));
-    store_ = std::make_unique<ParameterStore>(
-        spec_, shards_, layout_, sharding_,
-        ParameterBuffers{
-            .weights = weights_.data(), .gradients = gradients_.data(), .master = nullptr, .state = nullptr});
-    for (std::vector<float>* const buffer : {&residuals_, &errors_})
-      buffer->resize(static_cast<size_t>(messages_.num_residuals));
-    backend_->set_scratch(scratch_.data(), std::ssize(scratch_));
-  }
+  using SummingRank::SummingRank;
 
   // Checks the sums of several steps.
   void check_steps() {
@@ -161,15 +132,9 @@ class Rank {
 
  private:
   ParameterExchange make_exchange() {
-    const bool keeps = config_.comm.compression.error;
-    compression_ = std::make_unique<GradientCompression>(
-        GradientCompression{.messages = messages_,
-                            .residuals = keeps ? reinterpret_cast<std::byte*>(residuals_.data()) : nullptr,
-                            .errors = keeps ? reinterpret_cast<std::byte*>(errors_.data()) : nullptr,
-                            .state = &state_,
-                            .rank = config_.comm.compression.rank,
-                            .seed = 7});
+    compression_ = std::make_unique<GradientCompression>(compression());
     return {*store_, groups_, *backend_, nullptr, [this](const ReductionContext& context, ReplicaGroup) {
+              if (messages_.is_sparse()) return make_sparse_reducer(context, *compression_);
               return messages_.is_low_rank() ? make_low_rank_reducer(context, *compression_)
                                              : make_compressed_reducer(context, *compression_);
             }};
@@ -191,12 +156,10 @@ class Rank {
     }
   }
 
-  const UnitRange& range(int64_t unit) const { return layout_.units[static_cast<size_t>(unit)]; }
-
   // Sums a unit's gradients of two micro-batches, with ZeRO 2 each of them.
   void sum(ParameterExchange& exchange, int64_t unit, int step) {
     const int64_t sums = sharding_.cuts_gradients() ? 2 : 1;
-    const UnitMessages& messages = messages_.units[static_cast<size_t>(unit)];
+    const UnitMessages& messages = messages_of(unit);
     SumOfUnit& all = sums_.try_emplace(unit).first->second;
     all.applied.resize(static_cast<size_t>(range(unit).elements));
     all.gradients.resize(all.applied.size());
@@ -212,8 +175,7 @@ class Rank {
       }
       const ParameterExchange::Gradients of{whole, buffer.data()};
       exchange.begin_sum(unit, of);
-      if (messages.is_coded() && (messages_.is_low_rank() || !sharding_.cuts_state()))
-        exchange.go_on_with_sum(unit, of);
+      if (messages.is_coded() && messages_.phases(sharding_.cuts_state()) == 2) exchange.go_on_with_sum(unit, of);
       exchange.await_sum(unit, of, micro_batch);
     }
     if (step == skipped_step) return;
@@ -231,11 +193,13 @@ class Rank {
       for (int64_t i = 0; i < count; ++i)
         errors[static_cast<size_t>(first + i)] = static_cast<double>(residuals_[static_cast<size_t>(residual + i)]);
     };
-    for (const PieceMessage& piece : messages_.units[static_cast<size_t>(unit)].pieces)
+    for (const PieceMessage& piece : messages_of(unit).pieces)
       for (const MessageRun& run : piece.runs)
         if (run.is_coded()) take_errors(run.first, run.count, run.residual);
-    for (const LowRankMatrix& matrix : messages_.units[static_cast<size_t>(unit)].factors.matrices)
+    for (const LowRankMatrix& matrix : messages_of(unit).factors.matrices)
       take_errors(matrix.first, matrix.rows * matrix.cols, matrix.residual);
+    for (const SparseMatrix& matrix : messages_of(unit).sparse.matrices)
+      take_errors(matrix.first, matrix.count, matrix.residual);
     Lane& lane = groups_.lane(LaneKind::gradients);
     Communicator* const data = groups_.group(LaneKind::gradients, GroupKind::data);
     lane.wait(lane.all_reduce(data, errors.data(), std::ssize(errors), DType::f64));
@@ -247,7 +211,7 @@ class Rank {
       without += std::pow(all.applied[at] - all.gradients[at], 2);
       size += std::pow(all.gradients[at], 2);
     }
-    const bool is_coded = messages_.units[static_cast<size_t>(unit)].is_coded();
+    const bool is_coded = messages_of(unit).is_coded();
     expect(std::sqrt(off / size) < (config_.comm.compression.error || !is_coded ? 1e-6 : 0.02),
            "what was applied and the errors are not the gradients of unit " + std::to_string(unit) + ": " +
                std::to_string(std::sqrt(off / size)));
@@ -259,22 +223,8 @@ class Rank {
     expect(mean == all.applied, "ranks have other sums");
   }
 
-  const RunConfig& config_;
-  RankGroups groups_;
-  const int64_t rank_;
-  ModelSpec spec_;
-  std::vector<TensorShard> shards_;
-  Sharding sharding_;
-  ParameterLayout layout_;
-  GradientMessages messages_;
-  std::vector<std::byte> weights_, gradients_;
-  std::vector<float> residuals_, errors_;
-  std::vector<std::byte> scratch_ = std::vector<std::byte>(size_t{1} << 23);
-  StepState state_{};
   std::unique_ptr<GradientCompression> compression_;
   std::map<int64_t, SumOfUnit> sums_;
-  std::unique_ptr<ParameterStore> store_;
-  std::unique_ptr<Backend> backend_ = make_cpu_backend(1);
 };
 
 }  // namespace
@@ -308,6 +258,17 @@ TEST_CASE("sums of a low rank and the errors that ranks keep are together the su
                        num_ranks);
       CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_steps(); }));
     }
+  }
+}
+
+TEST_CASE("sums of the largest elements and the errors that ranks keep are together the sums of all gradients") {
+  for (const std::string zero : {"0", "1"}) {
+    INFO("ZeRO " << zero);
+    const RunConfig config = small_config(Family::gpt2,
+                                          {"batch.global=6", "batch.micro=1", "parallel.zero=" + zero,
+                                           R"(comm.compression={"kind": "topk", "min_elements": 500, "share": 0.03})"},
+                                          num_ranks);
+    CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_steps(); }));
   }
 }
 

@@ -51,10 +51,10 @@ TEST_CASE("a sweep over optimizers says of every key that one has not how it is 
   REQUIRE(study.points.size() == 2);
   CHECK(study.points[0].result);
   CHECK(study.points[1].refused ==
-        "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw, adamw-8bit, lion, lamb, muon "
-        "or onebit-adam (try --set optimizer.betas=null or leaving it out); "
-        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw, adamw-8bit, lamb, muon, adafactor "
-        "or onebit-adam (try --set optimizer.eps=null or leaving it out)");
+        "optimizer.betas = [0.9,0.95]: has no effect unless optimizer.type is adamw, adamw-8bit, lion, lamb, muon, "
+        "onebit-adam or zero-one-adam (try --set optimizer.betas=null or leaving it out); "
+        "optimizer.eps = 1e-06: has no effect unless optimizer.type is adamw, adamw-8bit, lamb, muon, adafactor, "
+        "onebit-adam or zero-one-adam (try --set optimizer.eps=null or leaving it out)");
 }
 
 TEST_CASE("points that a node's host has no memory for do not fit") {

@@ -1,0 +1,92 @@
+#include "parallel/sparse_reducer.h"
+
+#include <algorithm>
+
+namespace gptrain::inline parallel {
+namespace {
+
+Matrix elements_at(std::byte* buffer, int64_t first, int64_t count) {
+  return {buffer + first * dtype_bytes(DType::f32), DType::f32, 1, count};
+}
+
+class SparseReducer final : public GradientReducer {
+ public:
+  SparseReducer(const ReductionContext& context, const GradientCompression& compression)
+      : context_(context), compression_(compression) {}
+
+  bool begins_with_ops() const override { return true; }
+
+  Lane::Ticket begin(int64_t unit, int, const UnitGradients& of) override {
+    if (!messages(unit).is_coded()) return plain_sum(context_, unit, of.whole, DType::f32);
+    const UnitSparse& sparse = messages(unit).sparse;
+    std::byte* const own = of.narrow + sparse.own_message();
+    for (const SparseMatrix& matrix : sparse.matrices) select(matrix, of, own);
+    for (const PlainRun& run : sparse.plain)
+      context_.backend.run(
+          Cast{.from = elements_at(of.whole, run.first, run.count), .to = elements_at(of.narrow, run.at, run.count)});
+    Communicator* const replicas =
+        context_.groups.group(LaneKind::gradients, kind_of(context_.parameters.layout().units[unit].replicas));
+    Lane& lane = context_.groups.lane(LaneKind::gradients);
+    const Lane::Ticket plain = lane.all_reduce(replicas, of.narrow, sparse.plain_elements, DType::f32);
+    return std::max(plain,
+                    lane.all_gather(replicas, own, of.narrow + sparse.message_of(0), sparse.message_bytes, DType::u8));
+  }
+
+  void finish(int64_t unit, const UnitGradients& of) override {
+    const UnitSparse& sparse = messages(unit).sparse;
+    for (const SparseMatrix& matrix : sparse.matrices) {
+      const Matrix sum = elements_at(of.whole, matrix.first, matrix.count);
+      context_.backend.run(WriteZeros{sum});
+      for (int64_t rank = 0; rank < sparse.ranks; ++rank) add(matrix, of.narrow + sparse.message_of(rank), 1, sum);
+    }
+    for (const PlainRun& run : sparse.plain)
+      context_.backend.run(
+          Cast{.from = elements_at(of.narrow, run.at, run.count), .to = elements_at(of.whole, run.first, run.count)});
+  }
+
+  void end_step(int64_t unit) override {
+    const UnitMessages& of_unit = messages(unit);
+    if (!of_unit.is_coded()) return;
+    context_.backend.run(
+        KeepResidual{.state = compression_.state,
+                     .errors = elements_at(compression_.errors, of_unit.first_residual, of_unit.num_residuals),
+                     .residual = elements_at(compression_.residuals, of_unit.first_residual, of_unit.num_residuals)});
+  }
+
+ private:
+  const UnitMessages& messages(int64_t unit) const { return compression_.messages.units[unit]; }
+
+  static Matrix indices(const SparseMatrix& matrix, std::byte* message) {
+    return {message + matrix.indices, DType::i32, 1, matrix.kept};
+  }
+  static Matrix values(const SparseMatrix& matrix, std::byte* message) {
+    return {message + matrix.values, DType::f32, 1, matrix.kept};
+  }
+
+  void add(const SparseMatrix& matrix, std::byte* message, float factor, const Matrix& to) const {
+    context_.backend.run(
+        AddAt{.indices = indices(matrix, message), .values = values(matrix, message), .factor = factor, .to = to});
+  }
+
+  // Writes the matrix' largest elements to a message, and the others to the errors that this step leaves.
+  void select(const SparseMatrix& matrix, const UnitGradients& of, std::byte* message) const {
+    const Matrix x = elements_at(of.whole, matrix.first, matrix.count);
+    const Matrix errors = elements_at(compression_.errors, matrix.residual, matrix.count);
+    context_.backend.run(Add{.from = elements_at(compression_.residuals, matrix.residual, matrix.count), .to = x});
+    context_.backend.run(SelectLargest{.x = x, .indices = indices(matrix, message), .values = values(matrix, message)});
+    context_.backend.run(Cast{.from = x, .to = errors});
+    add(matrix, message, -1, errors);
+  }
+
+  const ReductionContext context_;
+  const GradientCompression compression_;
+};
+
+}  // namespace
+
+std::unique_ptr<GradientReducer> make_sparse_reducer(const ReductionContext& context,
+                                                     const GradientCompression& compression) {
+  return std::make_unique<SparseReducer>(context, compression);
+}
+
+}  // namespace gptrain::parallel
