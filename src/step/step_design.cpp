@@ -371,6 +371,7 @@ std::vector<StepProgram> programs_of(const StepDesign& design) {
   const int64_t start = design.config.compression().start_step;
   if (compresses && start > 0) programs.push_back({.name = "warm-up"});
   programs.push_back({.name = "main", .first_step = compresses ? start : 0, .compresses = compresses});
+  programs.back().over_islands = design.config.parallel.zero_node_copy;
   return programs;
 }
 

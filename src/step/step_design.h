@@ -49,7 +49,7 @@ struct StepProgram {
   std::string_view name;
   int64_t first_step = 0;   // steps of the run before its first one
   bool compresses = false;  // sums gradients in messages
-  // With parallel.local_steps:
+  // With parallel.local_steps, and over_islands with parallel.zero_node_copy, too:
   bool over_islands = false;  // sums gradients over all islands
   bool averages = false;      // averages the weights at its end
   std::shared_ptr<const Program> program = nullptr;
