@@ -25,6 +25,7 @@
 #include "data/dataset.h"
 #include "data/run_tokenizer.h"
 #include "data/token_set.h"
+#include "machine/hierarchy_times.h"
 #include "parallel/groups.h"
 #include "planner/dry_run.h"
 #include "planner/faster_layout.h"
@@ -251,6 +252,7 @@ void dry_run(const TrainArguments& arguments) {
   const int64_t world_size = training_ranks(config, started);
   const PlannedMachine machine = planned_machine(arguments, config, world_size);
   choose_context_method(config, leaves_node(config.parallel, machine.target.ranks_per_node));
+  choose_planned_hierarchy(config, machine.target, machine.rates ? &*machine.rates : nullptr, world_size);
   refuse_same_file({"--trace", arguments.trace}, {"--timeline", arguments.timeline});
   refuse_same_file({"--trace", arguments.trace}, {"--memory-curve", arguments.memory_curve});
   refuse_same_file({"--timeline", arguments.timeline}, {"--memory-curve", arguments.memory_curve});
@@ -270,7 +272,7 @@ void dry_run(const TrainArguments& arguments) {
   if (trace) add_to_trace(*trace, config, machine, run);
   run.logs.clear();
   DryRun result = make_dry_run(config, machine, run, planned_storage(arguments, machine));
-  const bool has_fixed_ranks = arguments.ranks == 0 && !config.parallel.elastic;
+  const bool has_fixed_ranks = arguments.ranks == 0 && !config.parallel.elastic && !config.parallel.zero_node_copy;
   if (result.forecast && result.shortage.empty() && has_fixed_ranks && !is_measured(*machine.rates))
     result.faster = faster_layout(arguments, result, *machine.rates);
   if (!arguments.memory_curve.empty()) write_memory_curve(arguments, result.recomputation);

@@ -143,6 +143,7 @@ std::span<const Aliases> key_aliases() {
        {"zero_stage", "zero_optimization", "stage", "data_parallel_shard_degree", "fsdp", "fsdp_config", "deepspeed",
         "shard_grad_op", "full_shard", "optimizer_state_sharding"}},
       {"parallel.zero = 1", {"use_distributed_optimizer"}},
+      {"parallel.zero_node_copy", {"mics_shard_size", "zero_hpz_partition_size"}},
       {"parallel.elastic = true", {"elasticity", "elastic_training"}},
       {"precision.compute", {"dtype", "torch_dtype", "params_dtype", "mixed_precision", "precision", "amp"}},
       {R"(precision.compute = "bf16")", {"bf16"}},

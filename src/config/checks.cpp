@@ -29,6 +29,7 @@ class AllRules : Rules {
     check_experts(context_);
     check_comm(context_);
     check_local_steps(context_);
+    check_nodes(context_);
     check_totals();
     check_size();
     check_used();

@@ -199,6 +199,12 @@ void add_parallel_and_precision(std::vector<Field>& table) {
                 "state that is sharded over the data ranks (ZeRO): 0 none, 1 optimizer state, 2 also gradients, 3 also "
                 "weights")
               .changeable(),
+          field("parallel.zero_node_copy", &RunConfig::parallel, &P::zero_node_copy, BooleanRule{},
+                "parallel.zero cuts over the data ranks of a node only, and each node holds a copy of all: weights are "
+                "gathered within nodes, and gradients are summed within nodes, then between them (hybrid sharding)")
+              .only_with({"parallel.zero", "parallel.zero is greater than 0",
+                          when(&RunConfig::parallel, [](const ParallelConfig& parallel) { return parallel.zero > 0; })})
+              .changeable(),
           field("parallel.sequence", &RunConfig::parallel, &P::sequence, BooleanRule{},
                 "the tensor ranks also share the rows of norms, dropout and the residual stream")
               .only_with(
@@ -332,6 +338,17 @@ void add_checkpoint_log_comm(std::vector<Field>& table) {
                 "gradients; "
                 "{}: none")
               .usually(R"({"kind": "int8"})")
+              .changeable(),
+          words<CommConfig, CommHierarchy>(
+              "comm.hierarchy", &RunConfig::comm, &CommConfig::hierarchy,
+              named_words<CommHierarchy>(comm_hierarchy_names), {},
+              "sums of gradients over data ranks and gathers of their weights: flat: over all ranks at once; node: "
+              "within nodes and between them, so that less passes between nodes, and sums round in another order; "
+              "auto: the one that is predicted to be faster; ranks of one node, or alone on theirs, are flat")
+              .changeable(),
+          field("comm.ranks_per_node", &RunConfig::comm, &CommConfig::ranks_per_node, IntegerRule{0, 1 << 20, {}},
+                "neighbouring ranks that count as one node for comm.hierarchy and parallel.zero_node_copy; 0: as the "
+                "launcher, or in a plan the cluster, tells")
               .changeable(),
           field("comm.compare_every_steps", &RunConfig::comm, &CommConfig::compare_every_steps,
                 IntegerRule{0, max_steps, {}},

@@ -36,6 +36,7 @@ void resolve_method(const RuleContext& context);  // precision, optimizer, learn
 void check_memory(const RuleContext& context);    // activations saved for backward
 void check_comm(const RuleContext& context);      // compression of gradients
 void check_local_steps(const RuleContext& context);
+void check_nodes(const RuleContext& context);  // communication by node
 
 inline constexpr int64_t max_int64 = std::numeric_limits<int64_t>::max();
 

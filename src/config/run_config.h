@@ -221,6 +221,15 @@ struct LocalStepsConfig {
   }
 };
 
+// Ranks that hold the same parameters and share a node, if such ranks communicate by node (config/node_groups.h); 0:
+// they take no account of nodes. Loading leaves 0, and choose_hierarchy chooses.
+struct NodeReplicas {
+  int64_t dense = 0;    // with the same parameters outside experts
+  int64_t experts = 0;  // with the same experts
+
+  bool operator==(const NodeReplicas&) const = default;
+};
+
 struct ParallelConfig {
   int64_t tensor = 1;
   int64_t context = 1;        // ranks that share sequences
@@ -241,6 +250,11 @@ struct ParallelConfig {
       ContextMethod::automatic;         // loading replaces automatic by heads or ring if context > 1
   bool chooses_context_method = false;  // the key was "auto"
   LocalStepsConfig local_steps = {};
+  bool zero_node_copy = false;  // ZeRO cuts over the data ranks of a node, and each node has all pieces
+  NodeReplicas node_replicas = {};
+
+  // Whether sums and gathers go by node among ranks that cut their state over all nodes.
+  bool sums_by_node() const { return node_replicas.dense > 0 && !zero_node_copy; }
 };
 
 struct PrecisionConfig {
@@ -382,12 +396,18 @@ struct CompressionConfig {
   bool is_sparse() const { return kind == GradientCodec::topk; }
 };
 
+// Sums and gathers over ranks that hold the same parameters: over all at once, or within nodes and between them.
+enum class CommHierarchy : uint8_t { automatic, flat, node };
+constexpr std::array<std::string_view, 3> comm_hierarchy_names = {"auto", "flat", "node"};
+
 struct CommConfig {
   std::string interface = "auto";  // network interface or address to listen at; auto: the one that reaches MASTER_ADDR
   double timeout_seconds = 60;     // limit for peers to arrive, and for a silent one to count as lost
   bool mixed_machines = false;     // allow ranks with different instruction sets or GPU models
   int64_t compare_every_steps = 100;  // steps between comparisons of the replicas' weights; 0: never
   CompressionConfig compression = {};
+  CommHierarchy hierarchy = CommHierarchy::automatic;
+  int64_t ranks_per_node = 0;  // 0: as the launcher or the cluster's profile tells
 };
 
 // After a spike of the loss, the run returns to the previous checkpoint and leaves samples out.

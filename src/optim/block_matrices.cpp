@@ -48,17 +48,19 @@ std::vector<BlockMatrix> block_matrices(const ModelSpec& spec, const ParameterLa
 }
 
 std::vector<MatrixExchange::Holder> MatrixExchange::holders_of_stage() const {
-  const Mesh& mesh = context_.groups.mesh();
+  const RankGroups& groups = context_.groups;
+  const Mesh& mesh = groups.mesh();
   std::vector<Holder> holders;
-  for (const int64_t rank : mesh.group(context_.groups.rank(), {MeshAxis::tensor, MeshAxis::context, MeshAxis::data})) {
+  for (const int64_t rank : mesh.group(groups.rank(), {MeshAxis::tensor, MeshAxis::context, MeshAxis::data})) {
     const MeshPoint at = mesh.coordinates(rank);
     const auto on = [&](ExpertAxis axis) { return mesh.coordinate(rank, axis); };
+    const int64_t place = at[MeshAxis::context] + mesh.size(MeshAxis::context) * at[MeshAxis::data];
     holders.push_back({.tensor = at[MeshAxis::tensor],
-                       .data = at[MeshAxis::context] + mesh.size(MeshAxis::context) * at[MeshAxis::data],
+                       .data = groups.piece_of(ReplicaGroup::data, place),
                        .experts = {.size = mesh.size(ExpertAxis::expert),
                                    .rank = on(ExpertAxis::expert),
                                    .tensor = {mesh.size(ExpertAxis::expert_tensor), on(ExpertAxis::expert_tensor)}},
-                       .expert_data = on(ExpertAxis::expert_data)});
+                       .expert_data = groups.piece_of(ReplicaGroup::expert_data, on(ExpertAxis::expert_data))});
   }
   return holders;
 }

@@ -72,8 +72,31 @@ std::unique_ptr<GradientReducer> make_islands_reducer(const ReductionContext& co
   return std::make_unique<IslandsReducer>(context);
 }
 
+namespace {
+
+// Sums by node: within the node to this rank's share, that share or this rank's piece of it between nodes, and with
+// ZeRO 0 gathers the shares of the node.
+Lane::Ticket sum_by_node(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype) {
+  const UnitRange& range = context.parameters.layout().units[unit];
+  const UnitPiece own = context.parameters.piece(unit);
+  const int64_t count = range.elements / context.groups.ranks_of_node(range.replicas);
+  Lane& lane = context.groups.lane(LaneKind::gradients);
+  Communicator* const node = context.groups.group(LaneKind::gradients, node_kind_of(range.replicas));
+  Communicator* const nodes = context.groups.group(LaneKind::gradients, nodes_kind_of(range.replicas));
+  const auto at = [&](int64_t element) { return gradients + element * dtype_bytes(dtype); };
+  std::byte* const share = count == 0 ? gradients : at(own.first / count * count);
+  lane.reduce_scatter(node, gradients, share, count, dtype);
+  if (context.parameters.sharding().cuts_state())
+    return lane.reduce_scatter(nodes, share, at(own.first), own.elements, dtype);
+  lane.all_reduce(nodes, share, count, dtype);
+  return lane.all_gather(node, share, gradients, count, dtype);
+}
+
+}  // namespace
+
 Lane::Ticket plain_sum(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype) {
   const UnitRange& range = context.parameters.layout().units[unit];
+  if (context.groups.ranks_of_node(range.replicas) > 0) return sum_by_node(context, unit, gradients, dtype);
   Lane& lane = context.groups.lane(LaneKind::gradients);
   Communicator* const replicas = context.groups.group(LaneKind::gradients, kind_of(range.replicas));
   if (!context.parameters.sharding().cuts_state()) return lane.all_reduce(replicas, gradients, range.elements, dtype);

@@ -45,7 +45,8 @@ class GradientReducer {
 };
 
 // Begins to sum all of a unit's gradients, `gradients` of `dtype`, in place: all elements with ZeRO 0, else this rank's
-// piece. Reducers call it. Collective over the unit's group.
+// piece. If ranks communicate by node, sums each node's ranks in rank order, then the nodes in their order, and rounds
+// 16-bit sums after both. Reducers call it. Collective over the unit's group.
 Lane::Ticket plain_sum(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype);
 
 // Returns the reducer of a group's units: sums in f32 or in Sharding::reduce.
@@ -55,9 +56,16 @@ std::unique_ptr<GradientReducer> make_reducer(const ReductionContext& context, R
 // the islands. One phase if an island is one rank.
 std::unique_ptr<GradientReducer> make_islands_reducer(const ReductionContext& context);
 
-// Returns the kind of the communication group for a group of replicas.
+// Returns the kind of the communication group for a group of replicas, of its part on a node, and of the ranks with the
+// same place on all nodes.
 constexpr GroupKind kind_of(ReplicaGroup group) {
   return group == ReplicaGroup::expert_data ? GroupKind::expert_data : GroupKind::data;
+}
+constexpr GroupKind node_kind_of(ReplicaGroup group) {
+  return group == ReplicaGroup::expert_data ? GroupKind::expert_node : GroupKind::node;
+}
+constexpr GroupKind nodes_kind_of(ReplicaGroup group) {
+  return group == ReplicaGroup::expert_data ? GroupKind::expert_nodes : GroupKind::nodes;
 }
 
 }  // namespace gptrain::parallel

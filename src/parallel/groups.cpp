@@ -52,16 +52,49 @@ int64_t neighbour(const StepConfig& config, const Mesh& mesh, int64_t rank, int6
 
 namespace {
 
-// Returns the data ranks of `rank`'s island, or those with its place in all islands.
-std::vector<int64_t> data_ranks(const StepConfig& config, const Mesh& mesh, int64_t rank, bool of_all_islands) {
-  const std::vector<int64_t> all = mesh.group(rank, copy_axes);
-  const int64_t of_island = std::ssize(all) / config.parallel.local_steps.islands;
+int64_t num_islands_of(const ParallelConfig& parallel, const Mesh& mesh) {
+  if (!parallel.zero_node_copy || parallel.node_replicas.dense == 0) return parallel.local_steps.islands;
+  return mesh.size(MeshAxis::context) * mesh.size(MeshAxis::data) / parallel.node_replicas.dense;
+}
+
+// Returns the ranks among `all` that are in `rank`'s run of `of_run`, or those with its place in all runs.
+std::vector<int64_t> ranks_of_runs(const std::vector<int64_t>& all, int64_t rank, int64_t of_run, bool of_all_runs) {
   const int64_t place = std::find(all.begin(), all.end(), rank) - all.begin();
   std::vector<int64_t> ranks;
   for (int64_t i = 0; i < std::ssize(all); ++i)
-    if (of_all_islands ? i % of_island == place % of_island : i / of_island == place / of_island)
+    if (of_all_runs ? i % of_run == place % of_run : i / of_run == place / of_run)
       ranks.push_back(all[static_cast<size_t>(i)]);
   return ranks;
+}
+
+// Returns the data ranks of `rank`'s island, or those with its place in all islands.
+std::vector<int64_t> data_ranks(const StepConfig& config, const Mesh& mesh, int64_t rank, bool of_all_islands) {
+  const std::vector<int64_t> all = mesh.group(rank, copy_axes);
+  return ranks_of_runs(all, rank, std::ssize(all) / num_islands_of(config.parallel, mesh), of_all_islands);
+}
+
+// Returns `ranks` in the order of their pieces.
+std::vector<int64_t> in_order_of_pieces(const std::vector<int64_t>& ranks, int64_t of_node) {
+  std::vector<int64_t> ordered(ranks.size());
+  for (int64_t place = 0; place < std::ssize(ranks); ++place)
+    ordered[static_cast<size_t>(piece_of_replica(place, std::ssize(ranks), of_node))] =
+        ranks[static_cast<size_t>(place)];
+  return ordered;
+}
+
+// The ranks that communicate by node in place of all that hold the same parameters.
+NodeReplicas summed_by_node(const ParallelConfig& parallel) {
+  return parallel.sums_by_node() ? parallel.node_replicas : NodeReplicas{};
+}
+
+// Returns the ranks of one of the kinds of groups by node, or only `rank` if there is none.
+std::vector<int64_t> node_ranks(const StepConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind) {
+  const NodeReplicas by_node = summed_by_node(config.parallel);
+  const bool of_experts = kind == GroupKind::expert_node || kind == GroupKind::expert_nodes;
+  const int64_t of_node = of_experts ? by_node.experts : by_node.dense;
+  if (of_node == 0) return {rank};
+  return ranks_of_runs(of_experts ? mesh.group(rank, ExpertAxis::expert_data) : mesh.group(rank, copy_axes), rank,
+                       of_node, kind == GroupKind::nodes || kind == GroupKind::expert_nodes);
 }
 
 }  // namespace
@@ -95,12 +128,18 @@ std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int
     case GroupKind::context:
       return mesh.group(rank, {MeshAxis::context});
     case GroupKind::data:
+      return in_order_of_pieces(data_ranks(config, mesh, rank, false), summed_by_node(config.parallel).dense);
     case GroupKind::islands:
-      return data_ranks(config, mesh, rank, kind == GroupKind::islands);
+      return data_ranks(config, mesh, rank, true);
+    case GroupKind::node:
+    case GroupKind::nodes:
+    case GroupKind::expert_node:
+    case GroupKind::expert_nodes:
+      return node_ranks(config, mesh, rank, kind);
     case GroupKind::expert:
       return mesh.group(rank, ExpertAxis::expert);
     case GroupKind::expert_data:
-      return mesh.group(rank, ExpertAxis::expert_data);
+      return in_order_of_pieces(mesh.group(rank, ExpertAxis::expert_data), summed_by_node(config.parallel).experts);
     case GroupKind::stage:
       return mesh.group(rank, stage_axes);
     case GroupKind::loss:
@@ -133,7 +172,12 @@ bool lies_within_a_node(const StepConfig& config, const Mesh& mesh, int64_t rank
                         int64_t ranks_per_node) {
   if (ranks_per_node == 0) return true;
   const std::vector<int64_t> ranks = group_ranks(config, mesh, rank, kind);
-  return ranks.front() / ranks_per_node == ranks.back() / ranks_per_node;
+  return std::all_of(ranks.begin(), ranks.end(),
+                     [&](int64_t other) { return other / ranks_per_node == rank / ranks_per_node; });
+}
+
+int64_t piece_of_replica(int64_t place, int64_t replicas, int64_t of_node) {
+  return of_node == 0 ? place : place % of_node * (replicas / of_node) + place / of_node;
 }
 
 std::vector<LaneGroup> lane_groups(const StepConfig& config) {
@@ -146,7 +190,16 @@ std::vector<LaneGroup> lane_groups(const StepConfig& config) {
   groups.push_back({LaneKind::gradients, GroupKind::kv_heads, true});
   groups.push_back({LaneKind::gradients, GroupKind::data, true});
   if (has_experts) groups.push_back({LaneKind::gradients, GroupKind::expert_data, true});
-  const bool has_islands = config.parallel.local_steps.is_on();
+  const NodeReplicas by_node = summed_by_node(config.parallel);
+  const auto add_node_groups = [&](LaneKind lane, bool reduces) {
+    if (by_node.dense > 0)
+      for (const GroupKind kind : {GroupKind::node, GroupKind::nodes}) groups.push_back({lane, kind, reduces});
+    if (by_node.experts > 0)
+      for (const GroupKind kind : {GroupKind::expert_node, GroupKind::expert_nodes})
+        groups.push_back({lane, kind, reduces});
+  };
+  add_node_groups(LaneKind::gradients, true);
+  const bool has_islands = config.parallel.local_steps.is_on() || config.parallel.zero_node_copy;
   if (has_islands) groups.push_back({LaneKind::gradients, GroupKind::islands, true});
   if (config.parallel.pipeline > 1 || has_islands) groups.push_back({LaneKind::gradients, GroupKind::loss, true});
   if (config.parallel.pipeline > 1) {
@@ -159,6 +212,7 @@ std::vector<LaneGroup> lane_groups(const StepConfig& config) {
     const bool reduces = config.precision.compute != DType::f32;
     groups.push_back({LaneKind::weights, GroupKind::data, reduces});
     if (has_experts) groups.push_back({LaneKind::weights, GroupKind::expert_data, reduces});
+    add_node_groups(LaneKind::weights, false);
   }
   return groups;
 }
@@ -216,9 +270,15 @@ RankGroups::StageRank RankGroups::stage_rank_at(const MeshPoint& at) const {
 }
 
 ReplicaRank RankGroups::replica_rank(ReplicaGroup group) const {
+  if (group == ReplicaGroup::data) return {num_data_ranks() / islands_, piece_of(group, data_rank())};
+  return {mesh_.size(ExpertAxis::expert_data), piece_of(group, mesh_.coordinate(rank_, ExpertAxis::expert_data))};
+}
+
+int64_t RankGroups::piece_of(ReplicaGroup group, int64_t place) const {
+  if (group == ReplicaGroup::expert_data)
+    return piece_of_replica(place, mesh_.size(ExpertAxis::expert_data), node_replicas_.experts);
   const int64_t of_island = num_data_ranks() / islands_;
-  if (group == ReplicaGroup::data) return {of_island, data_rank() % of_island};
-  return {mesh_.size(ExpertAxis::expert_data), mesh_.coordinate(rank_, ExpertAxis::expert_data)};
+  return piece_of_replica(place % of_island, of_island, node_replicas_.dense);
 }
 
 std::vector<RankGroups::StageRank> RankGroups::stage_ranks() const {
@@ -268,7 +328,8 @@ RankGroups::RankGroups(const StepConfig& config, World& world)
       rank_(world.rank()),
       at_(mesh_.coordinates(rank_)),
       context_ranks_have_pairs_(context_rank_at(config.parallel, 0).has_pair),
-      islands_(config.parallel.local_steps.islands) {
+      node_replicas_(summed_by_node(config.parallel)),
+      islands_(num_islands_of(config.parallel, mesh_)) {
   activity_ = &world.activity();
   if (num_stages() > 1) activity_->set_stage(stage());
   const std::vector<LaneGroup> of_lanes = lane_groups(config);
@@ -307,7 +368,8 @@ RankGroups::RankGroups(const StepConfig& config, int64_t world_size, int64_t ran
       rank_(rank),
       at_(mesh_.coordinates(rank_)),
       context_ranks_have_pairs_(context_rank_at(config.parallel, 0).has_pair),
-      islands_(config.parallel.local_steps.islands) {
+      node_replicas_(summed_by_node(config.parallel)),
+      islands_(num_islands_of(config.parallel, mesh_)) {
   const std::vector<LaneGroup> of_lanes = lane_groups(config);
   note_sizes(config, of_lanes);
   for (const LaneGroup& group : of_lanes) {

@@ -36,14 +36,22 @@ enum class GroupKind : uint8_t {
   tied,         // the first and the last stage of one pipeline, where both hold the table of a tied head
   next,         // a stage and the one after it in the ring: for the lanes send_next and receive_next
   previous,     // a stage and the one before it in the ring: for the lanes send_previous and receive_previous
-  islands,      // hold the same parameters on different islands (parallel.local_steps); `data` is then of one island
+  // Hold the same parameters on different islands: with parallel.local_steps, or on different nodes that each have a
+  // copy of all state (parallel.zero_node_copy). `data` is then of one island.
+  islands,
+  // Parts of `data` and `expert_data` if these communicate by node: the ranks of one node, and those with the same
+  // place on all nodes.
+  node,
+  nodes,
+  expert_node,
+  expert_nodes,
   count
 };
 constexpr size_t num_group_kinds = static_cast<size_t>(GroupKind::count);
 // Names in reports.
 constexpr EnumArray<GroupKind, std::string_view, num_group_kinds> group_names = {
-    "world", "tensor", "context", "replicas", "data",     "expert", "expert_data",
-    "stage", "loss",   "tied",    "next",     "previous", "islands"};
+    "world", "tensor", "context",  "replicas", "data", "expert", "expert_data", "stage",       "loss",
+    "tied",  "next",   "previous", "islands",  "node", "nodes",  "expert_node", "expert_nodes"};
 
 // Kinds of communication in a step. Each has a lane of its own (comm/lane.h).
 enum class LaneKind : uint8_t {
@@ -91,13 +99,18 @@ using LaneTraffic = EnumArray<LaneKind, GroupTraffic, num_lanes>;
 // parallel ranks do not divide world_size. `fault` is usage if the command line asks for the size, else device.
 Mesh make_mesh(const StepConfig& config, int64_t world_size, ExitCode fault = ExitCode::usage);
 
-// Returns the ranks of `rank`'s group of a kind, rising; for next and previous in the order of the ring. Returns only
-// `rank` if it has no such group.
+// Returns the ranks of `rank`'s group of a kind, rising; for next and previous in the order of the ring, and for data
+// and expert_data in the order of their pieces (piece_of_replica). Returns only `rank` if it has no such group.
 std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind);
 // Whether all ranks of `rank`'s group of a kind are on one node, if nodes have `ranks_per_node` neighbouring ranks
 // each. ranks_per_node 0: all ranks are on one node.
 bool lies_within_a_node(const StepConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind,
                         int64_t ranks_per_node);
+// Returns the number of the piece of the state that the rank has that is number `place` of `replicas` ranks, counted in
+// rising order. `of_node`: number of these ranks on each node if they communicate by node (NodeReplicas), else 0. The
+// pieces of ranks with the same place on their nodes are then neighbours, so that a sum within the node leaves a rank
+// one run of pieces, which it sums between nodes.
+int64_t piece_of_replica(int64_t place, int64_t replicas, int64_t of_node);
 // Returns the groups of the config's lanes, in the order in which all ranks make them. Groups between stages come after
 // them (neighbour_groups). A group of one rank is never made.
 std::vector<LaneGroup> lane_groups(const StepConfig& config);
@@ -140,14 +153,21 @@ class RankGroups {
   // Number of ranks that a batch is divided over, and this rank's number among them: ranks with different samples.
   int64_t num_sample_ranks() const { return mesh_.size(MeshAxis::data); }
   int64_t sample_rank() const { return at_[MeshAxis::data]; }
-  // Number of ranks that hold the same parameters, and this rank's number among them, which is the number of its piece.
+  // Number of ranks that hold the same parameters, and this rank's number among them.
   int64_t num_data_ranks() const { return num_sample_ranks() * mesh_.size(MeshAxis::context); }
   int64_t data_rank() const { return stage_rank().data; }
-  // Number of islands, and this rank's: runs of data ranks that sum gradients among themselves. 1 without local steps.
+  // Number of islands, and this rank's: runs of data ranks that sum gradients among themselves, or that together hold
+  // one copy of the state. 1 without local steps and copies by node.
   int64_t num_islands() const { return islands_; }
   int64_t island() const { return data_rank() / (num_data_ranks() / islands_); }
-  // Returns this rank's number among the ranks of a group that hold replicas of parameters.
+  // Returns the number of ranks of a group that hold replicas of parameters, and the number of this rank's piece.
   ReplicaRank replica_rank(ReplicaGroup group) const;
+  // Returns the number of the piece of the rank with a number among all ranks that hold the same parameters.
+  int64_t piece_of(ReplicaGroup group, int64_t place) const;
+  // Returns the number of the group's ranks on each node if they communicate by node, else 0.
+  int64_t ranks_of_node(ReplicaGroup group) const {
+    return group == ReplicaGroup::data ? node_replicas_.dense : node_replicas_.experts;
+  }
 
   // Makes the lanes communicate memory of this backend; without this call they communicate host memory.
   // REQUIRES: called at most once, by the thread that calls the backend, before a lane is used or a lane's group is
@@ -232,6 +252,7 @@ class RankGroups {
   int64_t rank_;
   MeshPoint at_;
   bool context_ranks_have_pairs_;
+  NodeReplicas node_replicas_;  // empty with copies by node
   int64_t islands_;
   bool linked_ = false;
   EventLog* log_ = nullptr;

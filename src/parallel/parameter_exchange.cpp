@@ -68,6 +68,15 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
   if (replicas == nullptr && from != whole.weights)
     backend.run(
         Cast{.from = Matrix(from, dtype, 1, copied.elements), .to = Matrix(whole.weights, dtype, 1, copied.elements)});
+  if (const int64_t of_node = groups.ranks_of_node(group); is_cut && of_node > 0) {
+    // Ranks with the same place on all nodes gather the pieces of that place, then the ranks of the node all places.
+    const int64_t count = parameters.layout().units[unit].elements / of_node;
+    std::byte* const share =
+        static_cast<std::byte*>(whole.weights) + parameters.piece(unit).first / count * count * dtype_bytes(dtype);
+    lane.all_gather(groups.group(LaneKind::weights, nodes_kind_of(group)), parameters.weights_piece(unit), share,
+                    parameters.piece_elements(unit), dtype);
+    return lane.all_gather(groups.group(LaneKind::weights, node_kind_of(group)), share, whole.weights, count, dtype);
+  }
   return lane.all_gather(replicas, parameters.weights_piece(unit), whole.weights, parameters.piece_elements(unit),
                          dtype);
 }

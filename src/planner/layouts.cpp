@@ -113,6 +113,7 @@ RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
   changed.parallel.context = layout.context;
   changed.parallel.context_method = layout.context_method;
   changed.parallel.chooses_context_method = false;
+  changed.parallel.node_replicas = {};
   changed.parallel.expert = layout.expert;
   changed.parallel.expert_tensor = layout.expert_tensor;
   if (layout.expert == 1) changed.parallel.expert_room = ParallelConfig{}.expert_room;

@@ -7,6 +7,7 @@
 
 #include "config/context_method.h"
 #include "fit/plan_world.h"
+#include "machine/hierarchy_times.h"
 #include "planner/link_needs.h"
 #include "planner/run_speed.h"
 
@@ -97,6 +98,7 @@ Prediction predict_run(const RunConfig& asked, const Machine& machine, int64_t w
   const Target target = planned_target(machine, asked.run.threads, world_size);
   RunConfig config = asked;
   choose_context_method(config, leaves_node(config.parallel, target.ranks_per_node));
+  choose_planned_hierarchy(config, target, &machine, world_size);
   const Mesh mesh = make_mesh(config, world_size);
   Prediction prediction;
   std::vector<StepLog> logs;  // by stage: log of its first rank; other ranks have nearly the same ops

@@ -5,6 +5,7 @@
 
 #include "base/text_parts.h"
 #include "base/units.h"
+#include "config/node_groups.h"
 
 namespace gptrain::inline report {
 
@@ -12,9 +13,14 @@ using Json = nlohmann::ordered_json;
 
 namespace {
 
+int64_t ranks_per_node(const DryRun& input) {
+  const int64_t asked = input.config.comm.ranks_per_node;
+  return asked > 0 ? asked : input.target.ranks_per_node;
+}
+
 std::string_view link_class(const DryRun& input, GroupKind kind) {
-  return lies_within_a_node(input.config, input.world.mesh, 0, kind, input.target.ranks_per_node) ? "within a node"
-                                                                                                  : "between nodes";
+  return lies_within_a_node(input.config, input.world.mesh, 0, kind, ranks_per_node(input)) ? "within a node"
+                                                                                            : "between nodes";
 }
 
 // Returns whether the groups of that kind would lie within nodes if ranks had that order: "38% within nodes".
@@ -27,7 +33,7 @@ std::string links_in_order(const DryRun& input, RankOrder order, GroupKind kind)
   for (int64_t rank = 0; rank < mesh.world_size(); ++rank) {
     if (group_ranks(config, mesh, rank, kind).size() == 1) continue;  // the rank has no next stage
     ++all;
-    within += lies_within_a_node(config, mesh, rank, kind, input.target.ranks_per_node) ? 1 : 0;
+    within += lies_within_a_node(config, mesh, rank, kind, ranks_per_node(input)) ? 1 : 0;
   }
   if (within == 0) return "between nodes";
   if (within == all) return "within nodes";
@@ -140,7 +146,9 @@ std::string ranks_section(const DryRun& input) {
   if (link_class(input, GroupKind::tensor) == "between nodes")
     text += fmt::format(
         "  Tensor groups span nodes of {}. With parallel.tensor = {} their traffic stays on a node's links.\n",
-        input.target.ranks_per_node, input.target.ranks_per_node);
+        ranks_per_node(input), ranks_per_node(input));
+  if (const std::string by_node = hierarchy_text(input.config, mesh.world_size()); !by_node.empty())
+    text += fmt::format("  {}\n", by_node);
   text += traffic_text(input, "step", input.world.traffic);
   for (const ProgramTraffic& other : input.world.other_traffic)
     text += traffic_text(input, fmt::format("{} step", other.name), other.traffic);
@@ -203,6 +211,9 @@ Json world_json(const DryRun& input) {
     json["mesh"][std::string(axis_name(axis))] = mesh.size(axis);
   if (mesh.size(MeshAxis::context) > 1)
     json["context_method"] = context_method_names[input.config.parallel.context_method];
+  if (const NodeReplicas& of_node = input.config.parallel.node_replicas; of_node.dense > 0)
+    json["hierarchy"] = {{"word", comm_hierarchy_names[static_cast<size_t>(CommHierarchy::node)]},
+                         {"replicas_of_node", of_node.dense}};
   json["rank_order"] = rank_order_names[mesh.order()];
   json["largest_rank"] = input.world.largest_rank;
   json["traffic"] = traffic_json(input, input.world.traffic);

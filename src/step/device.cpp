@@ -103,6 +103,8 @@ void require_target(const StepConfig& config, const Target& target, ExitCode cod
   if (!faults.empty()) throw Error(code, faults.text());
 }
 
+bool computes_on_cpu(DeviceKind asked) { return asked == DeviceKind::cpu || num_cuda_devices() == 0; }
+
 int threads_of_rank(int64_t asked, int64_t ranks_of_process, int64_t local_ranks) {
   if (asked > 0) return static_cast<int>(asked);
   // The processes of this machine share its cores, or fewer if their control group has a limit.

@@ -25,6 +25,9 @@ int threads_of_rank(int64_t asked, int64_t ranks_of_process, int64_t local_ranks
 // `ranks_of_process` in each process. Takes no device. THROWS Error(device) like open_device.
 Target planned_device(const RunConfig& config, int64_t world_size, int64_t ranks_of_process);
 
+// Returns whether a run of this process computes on the CPU, so that data passes between ranks through the host.
+bool computes_on_cpu(DeviceKind asked);
+
 struct RankDevice {
   std::unique_ptr<Backend> backend;
   int sharing = 1;           // number of ranks that share the device's memory, this one included

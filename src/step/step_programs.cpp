@@ -46,7 +46,10 @@ std::vector<StepProgram> programs_of(const StepConfig& config, int64_t steps, bo
   if (config.optimizer.type == OptimizerKind::zero_one_adam) return zero_one_programs(config.optimizer, steps);
   const int64_t start = config.compression().start_step;
   if (compresses && start > 0) programs.push_back({.name = "warm-up"});
-  programs.push_back({.name = "main", .first_step = compresses ? start : 0, .compresses = compresses});
+  programs.push_back({.name = "main",
+                      .first_step = compresses ? start : 0,
+                      .compresses = compresses,
+                      .over_islands = config.parallel.zero_node_copy});
   return programs;
 }
 

@@ -110,6 +110,7 @@ std::vector<StateSlice> TrainingStep::written_residuals() const {
 }
 
 std::vector<StateSlice> TrainingStep::written_state() const {
+  if (groups_.island() > 0 && design_->config.parallel.zero_node_copy) return {};  // the first node writes
   std::vector<StateSlice> pieces = state(true);
   if (groups_.island() > 0) {
     // The first island writes the values that all islands have.

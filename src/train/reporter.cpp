@@ -20,6 +20,7 @@
 #include "base/units.h"
 #include "comm/texts.h"
 #include "config/load.h"
+#include "config/node_groups.h"
 #include "model/statistics.h"
 #include "report/dry_run.h"
 #include "report/formulas.h"
@@ -144,6 +145,8 @@ void Reporter::announce() const {
     print_out("this machine: {}, {:.0f} GFLOP/s in {} matrix products\n", device, limits_.matrix_flops / 1e9,
               dtype_name(limits_.compute));
   }
+  if (const std::string text = hierarchy_text(context_.config, ranks); ranks > 1 && !text.empty())
+    print_out("{}\n", text);
   flush_lines();
   warn_of_spread_tensor_groups();
 }

@@ -25,6 +25,7 @@
 #include "fit/choose_step.h"
 #include "fit/recompute_plan.h"
 #include "fit/shortage.h"
+#include "machine/hierarchy_times.h"
 #include "step/device.h"
 #include "step/plan_step.h"
 #include "step/step_profiler.h"
@@ -107,6 +108,17 @@ bool leaves_node(const ParallelConfig& parallel, const World& world) {
   return false;
 }
 
+// Returns the number of neighbouring ranks on each node; 0 if all are on one node, -1 if nodes have unlike ranks.
+int64_t ranks_per_node(const World& world) {
+  const std::vector<int64_t> nodes = nodes_of(world);
+  const int64_t last = *std::max_element(nodes.begin(), nodes.end());
+  if (last == 0) return 0;
+  const int64_t each = std::ssize(nodes) / (last + 1);
+  for (int64_t rank = 0; rank < std::ssize(nodes); ++rank)
+    if (nodes[static_cast<size_t>(rank)] != rank / each) return -1;
+  return each;
+}
+
 // Gives free memory of the heap back to the system, now and whenever a large piece is freed: a plan does not count it,
 // and a run whose state is on disk plans little beside.
 void return_freed_memory() {
@@ -119,6 +131,7 @@ void return_freed_memory() {
 ExitCode run_rank(RunConfig config, const TrainOptions& options, const StopSignals& signals, World& world) {
   world.activity().set_phase("set-up");
   choose_context_method(config, leaves_node(config.parallel, world));
+  choose_hierarchy_by_time(config, world.size(), ranks_per_node(world), nullptr, computes_on_cpu(config.run.device));
   RankGroups groups(config, world);
   const int local_ranks = ranks_on_this_host(world);
   const int threads = threads_of_rank(config.run.threads, options.ranks, local_ranks);

@@ -119,7 +119,8 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSl
     const StateColumns& columns = step.parameters().columns();
     for (size_t i = 0; i < columns.size() && part == StatePart::all; ++i) {
       if (piece.columns[i] == nullptr) continue;
-      const int64_t island = columns[i].name == outer_momentum_column ? 0 : step.groups().island();
+      const bool is_same = columns[i].name == outer_momentum_column || step.design().config.parallel.zero_node_copy;
+      const int64_t island = is_same ? 0 : step.groups().island();
       add(island_kind(columns[i].name, island), piece.columns[i], columns[i].dtype);
       const TensorShard& shard = step.design().shards[piece.tensor];
       Slice& slice = slices.back();

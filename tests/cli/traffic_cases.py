@@ -85,3 +85,24 @@ class ContextTraffic(PreloadCase):
                 losses = 0 if name == "local" else 8 * steps  # the same ranks' sum of the loss, in f64
                 self.assertEqual(found.get((ALL_REDUCE, F32), 0), planned("all_reduce") - losses)
                 self.assertGreater(planned("all_to_all_v", "all_reduce"), 0)
+
+    def test_sums_by_node_send_what_the_dry_run_says(self):
+        """Sums and gathers within nodes of two ranks and between them, and with a copy of the state on each node."""
+        steps = 2
+        config = self.write_run(model={"num_layers": LAYERS, "hidden_size": HEADS * HEAD_SIZE, "num_heads": HEADS,
+                                       "sequence_length": TOKENS}, batch={"global": SAMPLES, "micro": 1},
+                                run={"steps": steps, "threads": 1}, comm={"ranks_per_node": 2})
+        cases = {"node": (["comm.hierarchy=node", "parallel.zero=1"], ("node", "nodes")),
+                 "copies": (["parallel.zero=3", "parallel.zero_node_copy=true"], ("data", "islands"))}
+        for name, (settings, groups) in cases.items():
+            arguments = [config, *overrides(f"run.out={name}", "checkpoint.every_steps=0", *settings)]
+            plan = json.loads(self.succeed("train", *arguments, "--ranks", 4, "--dry-run", "--json"))
+            found = self.sent_by_ranks(4, *arguments)
+            links = {row["group"]: row["link"] for row in plan["traffic"]}
+            self.assertEqual([links[group] for group in groups], ["within a node", "between nodes"])
+            for operation, collective in enumerate(("all_reduce", "reduce_scatter", "all_gather")):
+                times = steps + (name == "node" and collective == "all_gather")  # whole weights are gathered at the start
+                planned = times * sum(row["sent_bytes"] for row in plan["traffic"]
+                                      if row["collective"] == collective and row["group"] in groups)
+                with self.subTest(name, collective=collective):
+                    self.assertEqual([sent.get((operation, F32), 0) for sent in found], [planned] * 4)

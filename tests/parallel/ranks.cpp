@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "comm/world.h"
+#include "config/node_groups.h"
 #include "fit/choose_step.h"
 #include "fit/fixed_choices.h"
 #include "model_fixture.h"
@@ -105,6 +106,7 @@ void set_weights(TrainingStep& step, const GlobalState& start) {
 
 // Adds the values that this rank would write; `owners` counts the ranks that have an element.
 void collect(const TrainingStep& step, GlobalState& state, std::map<std::string, std::vector<int>>& owners) {
+  if (step.design().config.parallel.zero_node_copy && step.groups().island() > 0) return;  // the first node writes
   for (const StateSlice& piece : step.state(true)) {
     const TensorSpec& tensor = step.spec().tensors[static_cast<size_t>(piece.tensor)];
     for (size_t kind = 0; kind < num_kinds(step); ++kind) {
@@ -180,8 +182,10 @@ std::shared_ptr<const StepDesign> with_statistics(std::shared_ptr<const StepDesi
 
 }  // namespace
 
-void on_ranks(const RunConfig& config, int64_t world_size, const GlobalState* start, const Wrapping& wrapping,
+void on_ranks(const RunConfig& asked, int64_t world_size, const GlobalState* start, const Wrapping& wrapping,
               const std::function<void(RankContext&)>& body) {
+  RunConfig config = asked;
+  choose_hierarchy(config, world_size, 0, [](const NodeSplit&) { return true; });
   run_local_ranks(static_cast<int>(world_size), [&](World& world) {
     const int64_t rank = world.rank();
     const std::vector<LaneGroup> made = made_groups(config, world_size, rank);

@@ -406,6 +406,65 @@ TEST_CASE("each group of each lane sends the bytes of the closed formulas, in th
   }
 }
 
+// With n ranks on each of N nodes, a unit of E bytes sends within the node (n - 1) E / n in its sum, and with ZeRO 0 as
+// much again; between nodes 2 (N - 1) / N E / n, or with ZeRO (N - 1) E / (n N). A gather sends (N - 1) E / (n N)
+// between nodes, then (n - 1) E / n within the node. With a copy of the state on each node, ranks send as many bytes as
+// the data ranks of one node, and between nodes 2 (N - 1) / N E / n for each sum.
+TEST_CASE("ranks that communicate by node send the bytes of the closed formulas") {
+  constexpr int64_t local = 2, nodes = 2, data = local * nodes;
+  for (const bool copies : {false, true}) {
+    for (const int64_t zero : {0, 1, 3}) {
+      if (copies && zero == 0) continue;
+      INFO("ZeRO " << zero << (copies ? ", copies" : ""));
+      const RunConfig config =
+          config_of({.family = Family::gpt2,
+                     .tensor = 1,
+                     .data = data,
+                     .zero = zero,
+                     .overrides = {"batch.micro=1", "comm.ranks_per_node=2",
+                                   copies ? "parallel.zero_node_copy=true" : "comm.hierarchy=node"}});
+      const Sizes sizes(config, copies ? local : data);
+      const ModelSpec spec = make_spec(config.model);
+      const ParameterLayout parameters = make_layout(spec, shard_tensors(spec, {1, 0}), {copies ? local : data});
+      Expected node_sums(local), node_sums_between(nodes), node_gathers(local), gathers_between(nodes), losses(data);
+      losses.all_reduces(1, 8);
+      for (size_t unit = 0; unit < parameters.units.size(); ++unit) {
+        const int64_t bytes = parameters.units[unit].elements * 4;
+        const bool is_block = unit > 0 && unit + 1 < parameters.units.size();
+        const int64_t gathers = !is_block ? 1 : zero == 3 ? 2 + 2 * sizes.micro_batches * (sizes.layers - 2) : 1;
+        node_sums.reduce_scatters(sizes.reductions, bytes / local);
+        if (zero == 0) node_sums.all_gathers(1, bytes / local);
+        if (zero == 0 || copies) {
+          node_sums_between.all_reduces(sizes.reductions, bytes / local);
+        } else {
+          node_sums_between.reduce_scatters(sizes.reductions, bytes / data);
+        }
+        if (zero == 0 || (is_block && zero == 3 && unit > 1)) continue;  // the first block counts for all
+        node_gathers.all_gathers(gathers, bytes / local);
+        if (!copies) gathers_between.all_gathers(gathers, bytes / data);
+      }
+      LaneTraffic expected{};
+      const auto of = [&](LaneKind lane, GroupKind group) -> TrafficTable& {
+        return expected[static_cast<size_t>(lane)][static_cast<size_t>(group)];
+      };
+      of(LaneKind::gradients, copies ? GroupKind::data : GroupKind::node) = node_sums.table;
+      of(LaneKind::gradients, copies ? GroupKind::islands : GroupKind::nodes) = node_sums_between.table;
+      of(LaneKind::weights, copies ? GroupKind::data : GroupKind::node) = node_gathers.table;
+      of(LaneKind::weights, GroupKind::nodes) = gathers_between.table;
+      of(LaneKind::gradients, copies ? GroupKind::loss : GroupKind::data) = losses.table;
+      Sizes all = sizes;
+      all.d = data;
+      of(LaneKind::gradients, GroupKind::world) = world_traffic(all, spec);
+      const StepTraffic traffic = traffic_of(config, data);
+      for (size_t rank = 0; rank < traffic.counted.size(); ++rank) {
+        INFO("rank " << rank);
+        check_equal(traffic.planned[rank], expected);
+        check_equal(traffic.counted[rank], expected);
+      }
+    }
+  }
+}
+
 // With one message for each piece of P ranks, a rank sends the messages of the others' pieces, and with ZeRO 0 its own
 // piece's to each of them. A unit without coded elements is summed as it is.
 TEST_CASE("ranks send the bytes of their messages of compressed gradients") {
