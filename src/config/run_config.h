@@ -293,10 +293,9 @@ struct OptimizerConfig {
   double eps2 = 1e-3;
   double qk_clip = 0;  // muon: bound of attention scores; 0: none
   double weight_decay = 0.1;
-  double clip_norm = 1.0;  // 0: no clipping
-  double ema = 0;          // decay of the weights' moving average; 0: no average
-  // onebit-adam: steps at the run's start that are those of AdamW; zero-one-adam: steps before the local ones
-  int64_t freeze_step = 1;
+  double clip_norm = 1.0;         // 0: no clipping
+  double ema = 0;                 // decay of the weights' moving average; 0: no average
+  int64_t freeze_step = 1;        // onebit-adam: steps of AdamW at the start; zero-one-adam: steps before local ones
   int64_t variance_scaler = 16;   // zero-one-adam: updates of the variances between doublings of their distance
   int64_t local_scaler = 32'768;  // zero-one-adam: local steps between doublings of the distance of exchanges
   int64_t local_most = 16;        // zero-one-adam: largest such distance, a power of two
@@ -460,8 +459,7 @@ struct StepConfig {
   OptimizerConfig optimizer;
   CommConfig comm;
 
-  // Returns the compression of the sums over data ranks: that of comm.compression, or the signs of onebit-adam and
-  // zero-one-adam. The steps of the latter tell by themselves when they compress (zero_one_step).
+  // Returns how sums over data ranks are compressed. With zero-one-adam, zero_one_step says in which steps.
   CompressionConfig compression() const {
     if (!optimizer.sends_signs()) return comm.compression;
     const bool zero_one = optimizer.type == OptimizerKind::zero_one_adam;

@@ -71,8 +71,7 @@ struct StepDesign {
   }
   // Whether the weights are the same on all ranks after `step` steps of the run, so that they can be saved.
   bool are_equal_after(int64_t step) const { return config.has_equal_weights_after(step, config.run.steps); }
-  // Whether the step after `steps` steps begins without the errors of compressed gradients so far, which have another
-  // unit than its own.
+  // Whether the step after `steps` steps drops the errors of compressed gradients: its own have another unit.
   bool forgets_errors_after(int64_t steps) const {
     return config.optimizer.type == OptimizerKind::zero_one_adam && steps == config.optimizer.freeze_step;
   }
@@ -108,8 +107,7 @@ std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& sha
 // Returns the shape of the micro-batches of a rank with that number on the context axis.
 MicroBatchShape micro_batch_shape(const StepConfig& config, int64_t context_rank = 0);
 
-// Returns the size of a ring of micro-batches. For a device with its own memory it keeps the micro-batches of two
-// steps, as many as the host may have queued.
+// Returns the size of a ring of micro-batches; on a device those of two steps, as many as the host may have queued.
 PrefetchRing prefetch_ring(const StepConfig& config, const Target& target);
 int64_t prefetch_ring_bytes(const StepConfig& config, const Target& target);
 // Returns the bytes of the ring for training, and of the one for validation if the config has validation data.
