@@ -38,7 +38,7 @@ FAULTS = [
     ("precision.residual", '"bf16"', 'must be fp32 with precision.compute = fp32 (try "fp32")'),
     ("precision.loss_scale", "1024",
      "has no effect unless precision.compute is fp16 (try --set precision.loss_scale=null or leaving it out)"),
-    ("optimizer.type", '"adam"', 'must be one of adamw, adamw-8bit, sgd, lion, lamb, lars, muon, adafactor, onebit-adam, zero-one-adam (try "adamw")'),
+    ("optimizer.type", '"adam"', 'must be one of the 10 names that `gptrain config schema` lists (try "adamw")'),
     ("optimizer.beta2_decay", "-0.8",
      "has no effect unless optimizer.type is adafactor (try --set optimizer.beta2_decay=null or leaving it out)"),
     ("optimizer.momentum", "0.8",
