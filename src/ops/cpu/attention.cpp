@@ -261,9 +261,11 @@ void run_tiles(const AttentionForward& op, AttentionHead head, int pass, const P
 // Computes a head whose second pass, in the natural order, goes on from the first.
 void run_passes(const AttentionForward& op, const AttentionHead& head, const AttentionForwardBuffers& buffers) {
   const CarriedSoftmax& carried = buffers.carried;
-  std::fill_n(carried.o, op.sequence_length * packed_width(op.head_size), 0.0F);
-  std::fill_n(carried.row_max, op.sequence_length, head.sink);
-  std::fill_n(carried.row_sum, op.sequence_length, op.sinks.given() ? 1.0F : 0.0F);
+  if (!head.tiles.is_picked(head.tiles.width - 1)) {  // the first pass leaves out some tokens
+    std::fill_n(carried.o, op.sequence_length * packed_width(op.head_size), 0.0F);
+    std::fill_n(carried.row_max, op.sequence_length, head.sink);
+    std::fill_n(carried.row_sum, op.sequence_length, op.sinks.given() ? 1.0F : 0.0F);
+  }
   PickedHeads picked{.at = {head}, .count = 1};
   picked.at[0].tiles = head.tiles.pass(0);
   const PickedBlocks blocks = forward_blocks(op);

@@ -11,20 +11,28 @@ struct KeyGradients {
   Vec p, ds;
 };
 
-// RETURNS the derivative of a capped score by q k^T. A hidden score is minus infinity, and its derivative 0.
-inline Vec slope_of_cap(Vec score, const AttentionHead& head) {
-  const Vec t = score * (1.0F / head.softcap);
-  const Vec bounded = t < -1.0F ? broadcast(-1.0F) : t;
-  return (1.0F - bounded * bounded) * head.scale;
-}
+// The factors of a head's scores.
+struct ScoreFactors {
+  float scale, softcap, after_cap;
 
-// Computes them from q k^T after cap_scores, and d_o v^T. `factors`: dropout's; nullptr: no dropout.
-inline KeyGradients softmax_gradients(Vec score, Vec dp, const float* factors, float lse, float delta,
-                                      const AttentionHead& head) {
-  const Vec p = exp2((score * factor_after_cap(head) - lse) * log2_e);
-  const Vec slope = head.softcap == 0.0F ? broadcast(head.scale) : slope_of_cap(score, head);
-  if (factors == nullptr) return {p, p * (dp - delta) * slope};
-  const Vec factor = load(factors);
+  explicit ScoreFactors(const AttentionHead& head)
+      : scale(head.scale), softcap(head.softcap), after_cap(factor_after_cap(head)) {}
+  // RETURNS the derivative of a capped score by q k^T. A hidden score is minus infinity, and its derivative 0.
+  Vec slope(Vec score) const {
+    if (softcap == 0.0F) return broadcast(scale);
+    const Vec t = score * (1.0F / softcap);
+    const Vec bounded = t < -1.0F ? broadcast(-1.0F) : t;
+    return (1.0F - bounded * bounded) * scale;
+  }
+};
+
+// Computes them from q k^T after cap_scores, and d_o v^T. `dropped`: dropout's factors; nullptr: no dropout.
+inline KeyGradients softmax_gradients(Vec score, Vec dp, const float* dropped, float lse, float delta,
+                                      const ScoreFactors& factors) {
+  const Vec p = exp2((score * factors.after_cap - lse) * log2_e);
+  const Vec slope = factors.slope(score);
+  if (dropped == nullptr) return {p, p * (dp - delta) * slope};
+  const Vec factor = load(dropped);
   return {p * factor, p * (dp * factor - delta) * slope};
 }
 
@@ -34,110 +42,155 @@ struct GradientTile : ScoreTile {
   const TileMask& mask;
 };
 
-// Turns scores = q k^T into probabilities and d_scores = d_o v^T into gradients, in place. Rows past the last query
-// become zero. `strips`: mask.in_strips, as a constant.
-template <bool strips>
-void softmax_backward(float* scores, float* d_scores, const GradientTile& tile) {
+// Turns scores = q k^T into probabilities and d_scores = d_o v^T into gradients, in place.
+template <int width>
+void softmax_backward(float* scores, float* d_scores, const GradientTile& tile, const ScoreRows<width> rows) {
   alignas(64) float factors[tile_size];
+  const ScoreFactors score_factors(tile.head);
   const bool drops = tile.head.drop_threshold != 0;
-  for (int64_t row = 0; row < tile.queries; ++row) {
-    float* const p_row = scores + row * tile_size;
-    float* const ds_row = d_scores + row * tile_size;
+  for (int64_t row = rows.first; row < rows.end(); ++row) {
+    float* const p_row = scores + row * tile_size + rows.keys.first;
+    float* const ds_row = d_scores + row * tile_size + rows.keys.first;
     if (drops) dropout_factors(factors, tile, row);
-    const PlaceRange keys = tile.mask.template columns_of<strips>(row, lanes);
-    for (int64_t col = keys.first; col < keys.end; col += lanes) {
+    for (int64_t col = 0; col < rows.cols(); col += lanes) {
       const KeyGradients result =
-          softmax_gradients(load(p_row + col), load(ds_row + col), drops ? factors + col : nullptr, tile.lse[row],
-                            tile.delta[row], tile.head);
+          softmax_gradients(load(p_row + col), load(ds_row + col), drops ? factors + rows.keys.first + col : nullptr,
+                            tile.lse[row], tile.delta[row], score_factors);
       store(p_row + col, result.p);
       store(ds_row + col, result.ds);
     }
   }
-  const size_t rest = static_cast<size_t>((tile_size - tile.queries) * tile_size * 4);
-  std::memset(scores + tile.queries * tile_size, 0, rest);
-  std::memset(d_scores + tile.queries * tile_size, 0, rest);
 }
 
 // Writes the same in pairs, two rows at a time: p and ds as pairs of rows, [tile_size / 2][tile_size], and ds as pairs
 // along the columns, [tile_size][tile_size / 2]. After an odd number of rows comes one with zero scores; its infinite
 // log-sum-exp turns them into zero probabilities.
-template <bool strips>
+template <bool drops, int width>
 void softmax_backward_pairs(const float* scores, const float* d_scores, const GradientTile& tile,
-                            const AttentionBackwardBuffers& buffers) {
+                            const ScoreRows<width> rows, const AttentionBackwardBuffers& buffers) {
   alignas(64) float factors[2][tile_size];
-  const bool drops = tile.head.drop_threshold != 0;
-  for (int64_t row = 0; row < tile.queries; row += 2) {
+  const ScoreFactors score_factors(tile.head);
+  const int64_t first_key = rows.keys.first;
+  for (int64_t row = rows.first; row < rows.end(); row += 2) {
     float lse[2] = {tile.lse[row], -minus_infinity}, delta[2] = {tile.delta[row], 0};
     if (row + 1 < tile.queries) {
       lse[1] = tile.lse[row + 1];
       delta[1] = tile.delta[row + 1];
     }
     for (int r = 0; r < 2 && drops; ++r) dropout_factors(factors[r], tile, row + r);
-    const PlaceRange keys = tile.mask.template columns_of<strips>(row, 2 * lanes);
-    for (int64_t col = keys.first; col < keys.end; col += 2 * lanes) {
+    const float* const row_scores = scores + row * tile_size + first_key;
+    const float* const row_d_scores = d_scores + row * tile_size + first_key;
+    Unit* const p_pairs = buffers.p_pairs + row * (tile_size / 2) + first_key;
+    Unit* const ds_pairs = buffers.ds_pairs + row * (tile_size / 2) + first_key;
+    Unit* const ds_rows = buffers.ds_rows + row * (tile_size / 2) + rows.keys.first / 2;
+    const float* const row_factors = factors[0] + first_key;
+    for (int64_t col = 0; col < rows.cols(); col += 2 * lanes) {
       KeyGradients of[2][2];
       for (int r = 0; r < 2; ++r) {
         for (int n = 0; n < 2; ++n) {
-          const int64_t at = (row + r) * tile_size + col + n * lanes;
-          of[r][n] = softmax_gradients(load(scores + at), load(d_scores + at),
-                                       drops ? factors[r] + col + n * lanes : nullptr, lse[r], delta[r], tile.head);
+          const int64_t at = r * tile_size + col + n * lanes;
+          of[r][n] = softmax_gradients(load(row_scores + at), load(row_d_scores + at),
+                                       drops ? row_factors + at : nullptr, lse[r], delta[r], score_factors);
         }
       }
       for (int n = 0; n < 2; ++n) {
-        const int64_t at = row / 2 * tile_size + col + n * lanes;
-        store(buffers.p_pairs + at, pair_lanes(of[0][n].p, of[1][n].p));
-        store(buffers.ds_pairs + at, pair_lanes(of[0][n].ds, of[1][n].ds));
+        store(p_pairs + col + n * lanes, pair_lanes(of[0][n].p, of[1][n].p));
+        store(ds_pairs + col + n * lanes, pair_lanes(of[0][n].ds, of[1][n].ds));
       }
       for (int r = 0; r < 2; ++r) {
-        store(buffers.ds_rows + ((row + r) * tile_size + col) / 2, pair_neighbours(of[r][0].ds, of[r][1].ds));
+        store(ds_rows + r * (tile_size / 2) + col / 2, pair_neighbours(of[r][0].ds, of[r][1].ds));
       }
     }
   }
-  const int64_t filled = round_up(tile.queries, 2) * tile_size / 2;  // units
-  Unit* const all[] = {buffers.p_pairs, buffers.ds_pairs, buffers.ds_rows};
-  for (Unit* const units : all) {
-    std::memset(units + filled, 0, (tile_size * tile_size / 2 - filled) * 4);
-  }
 }
 
-// RETURNS the sum over features of o d_o.
+// Lanes of `value` as floats.
+inline Vec load_lanes(const float* from) { return load(from); }
+inline Vec load_lanes(const bf16* from) {
+  using Halves [[gnu::vector_size(lanes * 2)]] = uint16_t;
+  Halves halves;
+  std::memcpy(&halves, from, sizeof(halves));
+  return reinterpret_cast<Vec>(__builtin_convertvector(halves, BitsVec) << 16);
+}
+
+// Computes sums over features of o d_o, for as many rows at a time as a vector has lanes.
 template <typename T>
-float product_of_rows(const T* o, const T* d_o, int64_t head_size) {
-  float partial[16] = {};
-  int64_t col = 0;
-  for (; col + 16 <= head_size; col += 16) {
-    for (int i = 0; i < 16; ++i) partial[i] += as_float(o[col + i]) * as_float(d_o[col + i]);
+class RowProducts {
+ public:
+  explicit RowProducts(int64_t head_size) : head_size_(head_size) {}
+  // Sets *to at the latest in flush.
+  void add(float* to, const T* o, const T* d_o) {
+    rows_[count_++] = {to, o, d_o};
+    if (count_ == lanes) flush();
   }
-  float sum = 0;
-  for (; col < head_size; ++col) sum += as_float(o[col]) * as_float(d_o[col]);
-  for (int i = 0; i < 16; ++i) sum += partial[i];
-  return sum;
+  void flush() {
+    for (int i = 0; i < count_; ++i) tails_[i] = sum_by_lane(partial_ + i * 16, rows_[i]);
+    alignas(64) Unit by_lane[16 * lanes];
+    transpose(by_lane, lanes, reinterpret_cast<const Unit*>(partial_), 16, lanes, 16);
+    Vec sums = load(tails_);
+    for (int64_t i = 0; i < 16; ++i) sums += load(by_lane + i * lanes);
+    store(tails_, sums);
+    for (int i = 0; i < count_; ++i) *rows_[i].to = tails_[i];
+    count_ = 0;
+  }
+
+ private:
+  struct Row {
+    float* to;
+    const T *o, *d_o;
+  };
+
+  // Sets 16 partial sums. RETURNS the sum of the rest.
+  float sum_by_lane(float* partial, const Row& row) const {
+    Vec sums[16 / lanes] = {};
+    int64_t col = 0;
+    for (; col + 16 <= head_size_; col += 16) {
+      for (int i = 0; i < 16 / lanes; ++i)
+        sums[i] += load_lanes(row.o + col + i * lanes) * load_lanes(row.d_o + col + i * lanes);
+    }
+    for (int i = 0; i < 16 / lanes; ++i) store(partial + i * lanes, sums[i]);
+    float rest = 0;
+    for (; col < head_size_; ++col) rest += as_float(row.o[col]) * as_float(row.d_o[col]);
+    return rest;
+  }
+
+  int64_t head_size_;
+  int count_ = 0;
+  Row rows_[lanes];
+  alignas(64) float partial_[16 * lanes] = {};
+  alignas(64) float tails_[lanes] = {};
+};
+
+// RETURNS the offset of a query tile in q, d_o and dq.
+template <bool pairs>
+int64_t kept_offset(int query_tile, const Packing<pairs>& packing, const AttentionBackwardBuffers& buffers) {
+  return (query_tile - buffers.query_tiles.first) % buffers.kept_tiles * packing.tile;
 }
 
-// Prepares, for the sweep over key tiles of the pass in the natural order, packed q and d_o of all queries, and delta =
-// d_o . o.
+// Prepares a tile of queries in the natural order: packed q and d_o, and delta = d_o . o.
 template <typename T, bool pairs>
-void prepare_queries(const AttentionHead& head, const Packing<pairs>& packing,
+void prepare_queries(const AttentionHead& head, int query_tile, const Packing<pairs>& packing,
                      const AttentionBackwardBuffers& buffers) {
-  for (int64_t query = 0; query < head.tokens; query += tile_size) {
-    const int64_t rows = smaller(tile_size, head.tokens - query);
-    const auto pack = [&](Unit* out, const PlacedRows<T>& from) {
-      const T* const at = from.data + query * from.stride;
-      if constexpr (pairs && tile_products) {
-        pack_for_tiles(out + query * packing.width, buffers.k_rows, packing, at, from.stride, rows);
-      } else {
-        pack_both<T, pairs>(out + query * packing.width, packing, at, from.stride, rows);
-      }
-    };
-    const PlacedRows<T> o = rows_of<T>(head.o, head.o_stride), d_o = rows_of<T>(head.d_o, head.d_o_stride);
-    pack(buffers.q, rows_of<T>(head.q, head.q_stride));
-    pack(buffers.d_o, d_o);
-    for (int64_t row = query; row < query + rows; ++row)
-      buffers.delta[row] = product_of_rows(o.data + row * o.stride, d_o.data + row * d_o.stride, head.head_size);
-  }
+  const int64_t query = int64_t{query_tile} * tile_size, rows = smaller(tile_size, head.tokens - query);
+  const int64_t offset = kept_offset(query_tile, packing, buffers);
+  const auto pack = [&](Unit* out, const PlacedRows<T>& from) {
+    const T* const at = from.data + query * from.stride;
+    if constexpr (pairs && tile_products) {
+      pack_for_tiles(out, buffers.k_rows, packing, at, from.stride, rows);
+    } else {
+      pack_both<T, pairs>(out, packing, at, from.stride, rows);
+    }
+  };
+  const PlacedRows<T> o = rows_of<T>(head.o, head.o_stride), d_o = rows_of<T>(head.d_o, head.d_o_stride);
+  pack(buffers.q + offset, rows_of<T>(head.q, head.q_stride));
+  pack(buffers.d_o + offset, d_o);
+  RowProducts<T> products(head.head_size);
+  for (int64_t row = query; row < query + rows; ++row)
+    products.add(buffers.delta + row, o.data + row * o.stride, d_o.data + row * d_o.stride);
+  products.flush();
 }
 
-// Packs the keys and values of a tile. RETURNS k's rows for dq. v first: its rows are not needed after transposing.
+// Packs the keys and values of a tile. RETURNS k's rows for dq.
 template <typename T, bool pairs>
 const Unit* pack_keys(const AttentionHead& head, const Packing<pairs>& packing, const KeyTile& key, int64_t keys,
                       const AttentionBackwardBuffers& buffers) {
@@ -151,11 +204,14 @@ const Unit* pack_keys(const AttentionHead& head, const Packing<pairs>& packing, 
   }
   const OperandRows<T, 2> operands{rows_of<T>(head.k, head.k_stride), rows_of<T>(head.v, head.v_stride)};
   const auto [k, v] = rows_at(head, operands, key.picked, key.first(), keys, buffers.gathered);
-  pack_rows<pairs>(buffers.k_rows, packing.row_units, v.data, v.stride, keys, packing.head_size);
-  pack_transposed(buffers.v, packing, buffers.k_rows);
-  const Unit* const k_for_dq = pack_both<T, pairs>(buffers.k_rows, packing, k.data, k.stride, keys);
-  pack_transposed(buffers.k, packing, buffers.k_rows);
-  return k_for_dq;
+  pack_columns<T>(buffers.v, buffers.k_rows, packing, v, keys);
+  pack_columns<T>(buffers.k, buffers.k_rows, packing, k, keys);
+  if constexpr (pairs) {
+    pack_row_pairs(buffers.k_rows, packing.width, k.data, k.stride, keys, head.head_size);
+  } else {
+    pack_rows<false>(buffers.k_rows, packing.row_units, k.data, k.stride, keys, head.head_size);
+  }
+  return buffers.k_rows;
 }
 
 // to [rows, cols] = from^T, with from [cols][tile_size]. `buffer` is [tile_size][tile_size].
@@ -184,16 +240,17 @@ void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int q
                    bool adds_to_dq, const AttentionBackwardBuffers& buffers) {
   const Packing<pairs> packing(head.head_size);
   const int64_t pairs_offset = pairs ? packing.tile / 2 : 0;  // offset of the rows for sums over the rows
-  const int64_t place = int64_t{query_tile - buffers.query_tiles.first} * tile_size;  // place in the buffers
+  const int64_t place = int64_t{query_tile - buffers.query_tiles.first} * tile_size;  // place in delta and lse
   const int64_t queries = smaller(tile_size, tiles.num_queries() - int64_t{query_tile} * tile_size);
   const int64_t rows = round_up(queries, product_rows), key_rows = round_up(of.keys, product_rows);
-  const Unit* const q = buffers.q + place * packing.width;
-  const Unit* const d_o = buffers.d_o + place * packing.width;
+  const int64_t kept = kept_offset(query_tile, packing, buffers);
+  const Unit* const q = buffers.q + kept;
+  const Unit* const d_o = buffers.d_o + kept;
   float* const scores = buffers.scores;
   float* const d_scores = buffers.d_scores;
   const float* const lse = tiles.picked_queries ? buffers.lse : head.lse;
   const ScoreTile score_tile{head, tiles, query_tile, queries, of.key};
-  const TileMask mask(score_tile, packing.skips_hidden);
+  const TileMask mask(score_tile, packing.strip_size);
   const GradientTile at{score_tile, lse + place, buffers.delta + place, mask};
   product_of_seen<pairs>(scores, {q, packing.row_units, 1}, buffers.k, rows, packing.depth, mask);
   product_of_seen<pairs>(d_scores, {d_o, packing.row_units, 1}, buffers.v, rows, packing.depth, mask);
@@ -203,10 +260,18 @@ void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int q
   LeftOperand ds_transposed{buffers.ds_pairs, 1, tile_size};
   LeftOperand ds{buffers.ds_rows, tile_size / 2, 1};
   if constexpr (pairs) {
-    mask.in_strips ? softmax_backward_pairs<true>(scores, d_scores, at, buffers)
-                   : softmax_backward_pairs<false>(scores, d_scores, at, buffers);
+    mask.each_width<2 * lanes>(queries, [&](auto seen) {
+      head.drop_threshold != 0 ? softmax_backward_pairs<true>(scores, d_scores, at, seen, buffers)
+                               : softmax_backward_pairs<false>(scores, d_scores, at, seen, buffers);
+    });
+    const int64_t filled = round_up(queries, 2) * tile_size / 2;  // units
+    Unit* const all[] = {buffers.p_pairs, buffers.ds_pairs, buffers.ds_rows};
+    for (Unit* const units : all) std::memset(units + filled, 0, (tile_size * tile_size / 2 - filled) * 4);
   } else {
-    mask.in_strips ? softmax_backward<true>(scores, d_scores, at) : softmax_backward<false>(scores, d_scores, at);
+    mask.each_width<lanes>(queries, [&](auto seen) { softmax_backward(scores, d_scores, at, seen); });
+    const auto rest = static_cast<size_t>((tile_size - queries) * tile_size * 4);
+    std::memset(scores + queries * tile_size, 0, rest);
+    std::memset(d_scores + queries * tile_size, 0, rest);
     p_transposed.units = reinterpret_cast<const Unit*>(scores);
     ds_transposed.units = reinterpret_cast<const Unit*>(d_scores);
     ds = {ds_transposed.units, tile_size, 1};
@@ -214,11 +279,15 @@ void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int q
   const int64_t query_units = packing.token_units(queries);
   if constexpr (pairs && tile_products) {
     // dv^T = d_o^T p and dk^T = q^T ds: p and ds need no packing as right factors of tiles.
-    const ProductSizes sizes{packing.cols, key_rows, query_units};
-    product<pairs>({of.dv, tile_size}, {d_o + pairs_offset, tile_size / 2, 1}, {p_transposed.units, tile_size}, sizes,
-                   of.adds);
-    product<pairs>({of.dk, tile_size}, {q + pairs_offset, tile_size / 2, 1}, {ds_transposed.units, tile_size}, sizes,
-                   of.adds);
+    mask.each_strip(mask.queries, key_rows, [&](int64_t first, int64_t count, const PlaceRange& summed) {
+      const int64_t from = summed.first / 2, end = smaller(summed.end / 2, query_units);
+      const ProductSizes sizes{packing.cols, count, end > from ? end - from : 0};
+      const int64_t right = from * tile_size + first;
+      product<pairs>({of.dv + first, tile_size}, {d_o + pairs_offset + from, tile_size / 2, 1},
+                     {p_transposed.units + right, tile_size}, sizes, of.adds);
+      product<pairs>({of.dk + first, tile_size}, {q + pairs_offset + from, tile_size / 2, 1},
+                     {ds_transposed.units + right, tile_size}, sizes, of.adds);
+    });
   } else {
     const ProductSizes sizes{key_rows, packing.cols, query_units};
     product_over_seen<pairs>({of.dv, packing.width}, p_transposed, {d_o + pairs_offset, packing.width}, sizes, of.adds,
@@ -226,7 +295,7 @@ void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int q
     product_over_seen<pairs>({of.dk, packing.width}, ds_transposed, {q + pairs_offset, packing.width}, sizes, of.adds,
                              mask, mask.queries);
   }
-  product_over_seen<pairs>({buffers.dq + place * packing.width, packing.width}, ds, {of.k_for_dq, packing.width},
+  product_over_seen<pairs>({buffers.dq + kept, packing.width}, ds, {of.k_for_dq, packing.width},
                            {rows, packing.cols, packing.token_units(of.keys)}, adds_to_dq, mask, mask.keys);
 }
 
@@ -255,25 +324,58 @@ void store_keys(const PlacedRows<T>& to, const float* sums, const GradientKeys& 
   }
 }
 
-// Stores the gradients of a tile of keys beside picked queries in the place of its packed rows.
+// Stores rows of sums of picked tokens past the caches.
 template <typename T, bool pairs>
-void store_picked_keys(Unit* packed, const float* sums, const GradientKeys& of, const Packing<pairs>& packing,
-                       const AttentionBackwardBuffers& buffers) {
-  Unit* const to = packed + (of.key.tile - buffers.query_tiles.first) * packing.tile;
-  store_rows(reinterpret_cast<T*>(to), packing.template row_elements<T>(), sums_by_row(sums, packing, of.keys, buffers),
-             packing.width, of.keys, packing.head_size, 1.0F);
+void stream_picked(const PlacedRows<T>& to, const float* rows, const PlacedTokens& tokens,
+                   const Packing<pairs>& packing) {
+  for (int64_t row = 0; row < tokens.count; ++row) {
+    if (tokens.at[row] < tokens.end)
+      stream_row(const_cast<T*>(to.data) + tokens.at[row] * to.stride, rows + row * packing.width, packing.head_size,
+                 1.0F);
+  }
 }
 
-// Adds a tile's sums to those of their tokens.
+// RETURNS whether sums over orders of keys end with this pass, which sees each natural key, and begin with the pass
+// before it, which sees picked ones.
+inline bool ends_sums(const KeyTiles<true>& tiles) {
+  return tiles.kind == AttentionKind::strided && !tiles.picked_queries;
+}
+inline bool begins_sums(const KeyTiles<true>& tiles) {
+  return tiles.kind == AttentionKind::strided && tiles.picked_queries;
+}
+
+// Adds a tile's sums to those of their tokens. `begins`: overwrites those, with zeros if no query sees the tile.
 template <bool pairs>
-void add_keys(float* totals, const float* sums, const KeyTiles<true>& tiles, const GradientKeys& of,
+void add_keys(float* totals, const float* sums, const KeyTiles<true>& tiles, const GradientKeys& of, bool begins,
               const Packing<pairs>& packing, const AttentionBackwardBuffers& buffers) {
-  const float* const rows = sums_by_row(sums, packing, of.keys, buffers);
+  const bool seen = of.k_for_dq != nullptr;
+  if (!seen && !begins) return;
+  const float* const rows = seen ? sums_by_row(sums, packing, of.keys, buffers) : nullptr;
   const PlacedTokens tokens(tiles, of.key.picked, of.key.first(), of.keys);
   for (int64_t row = 0; row < of.keys; ++row) {
     if (tokens.at[row] >= tiles.tokens) continue;
     float* const to = totals + tokens.at[row] * packing.width;
-    for (int64_t col = 0; col < packing.head_size; ++col) to[col] += rows[row * packing.width + col];
+    if (!seen) {
+      std::memset(to, 0, packing.cols * 4);
+      continue;
+    }
+    const float* const from = rows + row * packing.width;
+    for (int64_t col = 0; col < packing.cols; col += lanes)
+      store(to + col, begins ? load(from + col) : load(to + col) + load(from + col));
+  }
+}
+
+// Stores the gradients of a tile of natural keys: the sums of their tokens and the tile's.
+template <typename T, bool pairs>
+void store_totals(const PlacedRows<T>& to, const float* totals, const float* sums, const GradientKeys& of,
+                  const Packing<pairs>& packing, const AttentionBackwardBuffers& buffers) {
+  const float* const rows = sums_by_row(sums, packing, of.keys, buffers);
+  float* const added = buffers.scores;
+  const int64_t first = of.key.first();
+  for (int64_t row = 0; row < of.keys; ++row) {
+    for (int64_t col = 0; col < packing.cols; col += lanes)
+      store(added + col, load(totals + (first + row) * packing.width + col) + load(rows + row * packing.width + col));
+    store_rows(const_cast<T*>(to.data) + (first + row) * to.stride, 0, added, 0, 1, packing.head_size, 1.0F);
   }
 }
 
@@ -313,12 +415,18 @@ void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const
     std::memset(of.dv, 0, packing.tile * 4);
   }
   if (buffers.dk_sums != nullptr) {
-    if (of.k_for_dq == nullptr) return;
-    add_keys(buffers.dk_sums, of.dk, tiles, of, packing, buffers);
-    add_keys(buffers.dv_sums, of.dv, tiles, of, packing, buffers);
+    if (ends_sums(tiles) && group.last) {
+      store_totals(rows_of<T>(head.dk, head.dk_stride), buffers.dk_sums, of.dk, of, packing, buffers);
+      store_totals(rows_of<T>(head.dv, head.dv_stride), buffers.dv_sums, of.dv, of, packing, buffers);
+      return;
+    }
+    const bool begins = begins_sums(tiles) && group.first;
+    add_keys(buffers.dk_sums, of.dk, tiles, of, begins, packing, buffers);
+    add_keys(buffers.dv_sums, of.dv, tiles, of, begins, packing, buffers);
   } else if (group.last && buffers.picked_k != nullptr) {
-    store_picked_keys<T>(buffers.picked_k, of.dk, of, packing, buffers);
-    store_picked_keys<T>(buffers.picked_v, of.dv, of, packing, buffers);
+    const PlacedTokens tokens(tiles, true, key.first(), of.keys);
+    stream_picked(rows_of<T>(head.dk, head.dk_stride), sums_by_row(of.dk, packing, of.keys, buffers), tokens, packing);
+    stream_picked(rows_of<T>(head.dv, head.dv_stride), sums_by_row(of.dv, packing, of.keys, buffers), tokens, packing);
   } else if (group.last) {
     const auto store = [&](auto element) {
       using Element = decltype(element);

@@ -24,63 +24,81 @@ RunningRows running_rows(const AttentionForwardBuffers& buffers, int64_t tile, c
           .cols = packing.cols};
 }
 
-// Turns one tile of scores into unnormalised probabilities exp(score - row_max) after dropout, in place or, for
-// pairs, in `probabilities`. Updates the running maximum of each row and rescales its sum and output to it. `strips`:
-// mask.in_strips, as a constant.
-template <bool pairs, bool strips>
-void online_softmax(float* scores, Unit* probabilities, const RunningRows& running, const ScoreTile& tile,
-                    const TileMask& mask) {
+// shrink[i] = the factor of the sum and output of the i-th row, whose running maximum it updates.
+template <int width>
+void raise_maxima(float* shrink, const float* scores, const RunningRows& running, const ScoreTile& tile,
+                  const ScoreRows<width> rows) {
   const float scale = factor_after_cap(tile.head);
-  const bool drops = tile.head.drop_threshold != 0;
-  alignas(64) float shrink[tile_size];
-  for (int64_t row = 0; row < tile_size; ++row) shrink[row] = 0;
-  for (int64_t row = 0; row < tile.queries; ++row) {
-    Vec largest = broadcast(minus_infinity);
-    const PlaceRange keys = mask.template columns_of<strips>(row, lanes);
-    for (int64_t col = keys.first; col < keys.end; col += lanes) {
-      const Vec values = load(scores + row * tile_size + col);
-      largest = values > largest ? values : largest;
+  const Vec least = broadcast(minus_infinity);
+  for (int64_t i = 0; i < rows.count; i += lanes) {
+    Vec maxima[lanes];  // by row, then by column
+    for (int64_t j = 0; j < lanes; ++j) {
+      maxima[j] = least;
+      if (i + j >= rows.count) continue;
+      const float* const values = scores + (rows.first + i + j) * tile_size + rows.keys.first;
+      for (int64_t col = 0; col < rows.cols(); col += lanes) {
+        const Vec some = load(values + col);
+        maxima[j] = some > maxima[j] ? some : maxima[j];
+      }
     }
-    const float row_largest = largest_lane(largest) * scale;
-    if (tile.head.largest != nullptr && row_largest > *tile.head.largest) *tile.head.largest = row_largest;
-    const float before = running.row_max[row];
-    running.row_max[row] = row_largest > before ? row_largest : before;
-    shrink[row] = before - softmax_base(running.row_max[row]);
+    transpose_in_registers(maxima);
+    for (int j = 1; j < lanes; ++j) maxima[0] = maxima[j] > maxima[0] ? maxima[j] : maxima[0];
+    const Vec largest = maxima[0] * scale;
+    float* const row_max = running.row_max + rows.first + i;
+    const Vec before = load(row_max), after = largest > before ? largest : before;
+    store(row_max, after);
+    store(shrink + i, exp2((before - (after == least ? Vec{} : after)) * log2_e));
+    if (tile.head.largest == nullptr) continue;
+    const float of_rows = largest_lane(largest > least ? largest : least);
+    if (of_rows > *tile.head.largest) *tile.head.largest = of_rows;
   }
-  for (int64_t row = 0; row < tile_size; row += lanes) store(shrink + row, exp2(load(shrink + row) * log2_e));
-  for (int64_t row = 0; row < tile.queries; ++row) {
-    float* const values = scores + row * tile_size;
+}
+
+// Turns scores into unnormalised probabilities exp(score - row_max) after dropout, in place or, for pairs, in
+// `probabilities`. Updates the running maximum of each row and rescales its sum and, unless it begins, its output to
+// it.
+template <bool pairs, bool drops, int width>
+void online_softmax(float* scores, Unit* probabilities, const RunningRows running, bool begins, const ScoreTile& tile,
+                    const ScoreRows<width> rows) {
+  const float scale = factor_after_cap(tile.head);
+  alignas(64) float shrink[tile_size];
+  raise_maxima(shrink, scores, running, tile, rows);
+  const int64_t first_key = rows.keys.first;
+  for (int64_t i = 0; i < rows.count; ++i) {
+    const int64_t row = rows.first + i;
+    float* const values = scores + row * tile_size + first_key;
+    Unit* const pairs_of_row = probabilities + row * (tile_size / 2) + rows.keys.first / 2;
     const Vec max = broadcast(softmax_base(running.row_max[row]));
     Vec sum = Vec{};
     alignas(64) float factors[tile_size];
-    if (drops) dropout_factors(factors, tile, row);
+    if constexpr (drops) dropout_factors(factors, tile, row);
     const auto kept = [&](int64_t col) {
       const Vec p = exp2((load(values + col) * scale - max) * log2_e);
       sum += p;
-      return drops ? p * load(factors + col) : p;
+      if constexpr (drops) return p * load(factors + first_key + col);
+      return p;
     };
-    const PlaceRange keys = mask.template columns_of<strips>(row, 2 * lanes);
-    for (int64_t col = keys.first; col < keys.end; col += 2 * lanes) {
+    for (int64_t col = 0; col < rows.cols(); col += 2 * lanes) {
       const Vec first = kept(col), second = kept(col + lanes);
       if constexpr (pairs) {
-        store(probabilities + (row * tile_size + col) / 2, pair_neighbours(first, second));
+        store(pairs_of_row + col / 2, pair_neighbours(first, second));
       } else {
         store(values + col, first);
         store(values + col + lanes, second);
       }
     }
     float* const row_sum = running.row_sum + row * 16;
-    store(row_sum, load(row_sum) * shrink[row] + sum);
-    if (shrink[row] == 1.0F) continue;
+    store(row_sum, load(row_sum) * shrink[i] + sum);
+    if (begins || shrink[i] == 1.0F) continue;
     float* const o = running.o + row * running.width;
-    for (int64_t col = 0; col < running.cols; col += lanes) store(o + col, load(o + col) * shrink[row]);
+    for (int64_t col = 0; col < running.cols; col += lanes) store(o + col, load(o + col) * shrink[i]);
   }
 }
 
-// Sets the state of a tile's rows: to that of an earlier pass, or to nothing seen but the head's sink.
+// Sets the state of a tile's rows: to that of an earlier pass, or to nothing seen but the head's sink. Then the first
+// tile of keys overwrites the output.
 inline void begin_rows(const RunningRows& rows, const CarriedSoftmax& carried, bool continues, int64_t first_query,
                        int64_t queries, float sink) {
-  std::memset(rows.o, 0, tile_size * rows.width * 4);
   std::memset(rows.row_sum, 0, tile_size * 16 * 4);
   for (int64_t row = 0; row < tile_size; ++row) {
     rows.row_max[row] = sink;
@@ -119,9 +137,9 @@ inline void carry_rows(const RunningRows& rows, const ScoreTile& tile, const Car
   }
 }
 
-// Stores the results of a tile's rows: o in rows that are `stride` apart.
-template <typename T>
-void finish_rows(const RunningRows& rows, const ScoreTile& tile, T* o, int64_t stride) {
+// Stores the results of a tile's rows. `streams`: past the caches.
+template <bool streams, typename T>
+void finish_rows(const RunningRows& rows, const ScoreTile& tile, T* o) {
   const PlacedTokens tokens(tile.tiles, tile.tiles.picked_queries, tile.first_query(), tile.queries);
   alignas(64) float sums[tile_size];
   sums_of_lanes(sums, rows.row_sum);
@@ -130,7 +148,12 @@ void finish_rows(const RunningRows& rows, const ScoreTile& tile, T* o, int64_t s
     if (token >= tile.head.tokens) continue;
     const float sum = sums[row];
     const bool saw_key = !tile.head.is_part || sum > 0.0F;
-    store_rows(o + row * stride, 0, rows.o + row * rows.width, 0, 1, tile.head.head_size, saw_key ? 1.0F / sum : 0.0F);
+    const float scale = saw_key ? 1.0F / sum : 0.0F;
+    if constexpr (streams) {
+      stream_row(o + token * tile.head.o_stride, rows.o + row * rows.width, tile.head.head_size, scale);
+    } else {
+      store_rows(o + token * tile.head.o_stride, 0, rows.o + row * rows.width, 0, 1, tile.head.head_size, scale);
+    }
     tile.head.lse[token] = saw_key ? rows.row_max[row] + __builtin_logf(sum) : minus_infinity;
   }
 }
@@ -163,6 +186,7 @@ struct PackedGroup {
   Unit* q;
   const Unit *k, *v;
   int first_key;
+  bool continues;  // running outputs are set
 };
 
 // Packs a tile of keys and values. RETURNS the values.
@@ -178,8 +202,7 @@ const Unit* pack_keys(const AttentionHead& head, const Packing<pairs>& packing, 
   }
   const OperandRows<T, 2> operands{rows_of<T>(head.k, head.k_stride), rows_of<T>(head.v, head.v_stride)};
   const auto [k, v] = rows_at(head, operands, key.picked, key.first(), keys, buffers.gathered);
-  pack_rows<pairs>(buffers.k_rows, packing.row_units, k.data, k.stride, keys, packing.head_size);
-  pack_transposed(buffers.k, packing, buffers.k_rows);
+  pack_columns<T>(buffers.k, buffers.k_rows, packing, k, keys);
   if constexpr (pairs) {
     pack_row_pairs(buffers.v, packing.width, v.data, v.stride, keys, head.head_size);
   } else {
@@ -196,6 +219,8 @@ void forward_group(const AttentionHead& head, int64_t first_tile, int64_t count,
   const Packing<pairs> packing(head.head_size);
   const KeyTiles<true>& tiles = head.tiles;
   const QueryGroup group(tiles, first_tile, count);
+  bool begun[max_query_tiles];
+  for (bool& tile : begun) tile = packed.continues;
   for (int i = 0; i < group.all.size(); ++i) {
     const KeyTile key = group.all[i];
     if (!group.sees(key, count)) continue;
@@ -206,22 +231,26 @@ void forward_group(const AttentionHead& head, int64_t first_tile, int64_t count,
       const ScoreTile at = query_tile(head, first_tile + tile, key);
       const int64_t rows = round_up(at.queries, product_rows);
       float* const scores = buffers.scores;
-      const TileMask mask(at, packing.skips_hidden);
+      const TileMask mask(at, packing.strip_size);
       product_of_seen<pairs>(scores, {packed.q + tile * packing.tile, packing.row_units, 1}, buffers.k, rows,
                              packing.depth, mask);
       cap_scores(scores, at.queries, head, mask);
       mask_scores(scores, at.queries, mask);
       const RunningRows running = running_rows(buffers, tile, packing);
-      if (mask.in_strips) {
-        online_softmax<pairs, true>(scores, buffers.probabilities, running, at, mask);
-      } else {
-        online_softmax<pairs, false>(scores, buffers.probabilities, running, at, mask);
-      }
+      mask.each_width<2 * lanes>(at.queries, [&](auto seen) {
+        head.drop_threshold != 0
+            ? online_softmax<pairs, true>(scores, buffers.probabilities, running, !begun[tile], at, seen)
+            : online_softmax<pairs, false>(scores, buffers.probabilities, running, !begun[tile], at, seen);
+      });
       const Unit* const probabilities = pairs ? buffers.probabilities : reinterpret_cast<const Unit*>(scores);
       product_over_seen<pairs>({running.o, packing.width}, {probabilities, pairs ? tile_size / 2 : tile_size, 1},
-                               {v, packing.width}, {rows, packing.cols, packing.token_units(keys)}, true, mask,
+                               {v, packing.width}, {rows, packing.cols, packing.token_units(keys)}, begun[tile], mask,
                                mask.keys);
+      begun[tile] = true;
     }
+  }
+  for (int64_t tile = 0; tile < count; ++tile) {
+    if (!begun[tile]) std::memset(running_rows(buffers, tile, packing).o, 0, packing.tile * 4);
   }
 }
 
@@ -230,20 +259,19 @@ template <typename T, bool pairs>
 void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
                    const AttentionForwardBuffers& buffers) {
   const Packing<pairs> packing(head.head_size);
+  const bool continues = buffers.carried.o != nullptr;
   for (int64_t tile = 0; tile < count; ++tile) {
     const ScoreTile at = query_tile(head, first_tile + tile, {});
     pack_rows<pairs>(buffers.q + tile * packing.tile, packing.row_units,
                      static_cast<const T*>(head.q) + at.first_query() * head.q_stride, head.q_stride, at.queries,
                      head.head_size);
-    begin_rows(running_rows(buffers, tile, packing), buffers.carried, buffers.carried.o != nullptr, at.first_query(),
-               at.queries, head.sink);
+    begin_rows(running_rows(buffers, tile, packing), buffers.carried, continues, at.first_query(), at.queries,
+               head.sink);
   }
-  forward_group<T, pairs>(head, first_tile, count, {buffers.q, nullptr, nullptr, 0}, buffers);
+  forward_group<T, pairs>(head, first_tile, count, {buffers.q, nullptr, nullptr, 0, continues}, buffers);
   for (int64_t tile = 0; tile < count; ++tile) {
     const ScoreTile at = query_tile(head, first_tile + tile, {});
-    const auto finish = [&](auto* o) {
-      finish_rows(running_rows(buffers, tile, packing), at, o + at.first_query() * head.o_stride, head.o_stride);
-    };
+    const auto finish = [&](auto* o) { finish_rows<false>(running_rows(buffers, tile, packing), at, o); };
     head.is_part ? finish(static_cast<float*>(head.o)) : finish(static_cast<T*>(head.o));
   }
 }

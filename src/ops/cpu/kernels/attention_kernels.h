@@ -28,9 +28,12 @@ inline float largest_lane(Vec value) {
 
 // The tokens at some places of an order.
 struct PlacedTokens {
+  int64_t count;
+  int end;  // a token of an empty place is not less
   int at[tile_size];
 
-  PlacedTokens(const KeyTiles<true>& tiles, bool picked, int64_t place, int64_t count) {
+  PlacedTokens(const KeyTiles<true>& tiles, bool picked, int64_t place, int64_t count_)
+      : count(count_), end(tiles.tokens) {
     if (!picked) {
       for (int64_t i = 0; i < count; ++i) at[i] = static_cast<int>(place + i);
       return;
@@ -110,34 +113,47 @@ inline PlaceRange united(const PlaceRange& a, const PlaceRange& b) {
   return {a.first < b.first ? a.first : b.first, a.end > b.end ? a.end : b.end};
 }
 
-// Rows or columns of a tile of scores of which a hidden part is skipped.
-constexpr int strip_size = 16;
-constexpr int num_strips = tile_size / strip_size;
+// Rows or columns of a tile of scores of which a hidden part is skipped, at least.
+constexpr int least_strip = 16;
+constexpr int most_strips = tile_size / least_strip;
+
+// Rows of a tile of scores, and keys with all that are computed. `width`: the number of keys as a constant, or 0.
+template <int width>
+struct ScoreRows {
+  int64_t first, count;
+  PlaceRange keys;
+
+  int64_t end() const { return first + count; }
+  // RETURNS the size of the keys; a constant, if `width` is.
+  int64_t cols() const { return width > 0 ? width : keys.size(); }
+};
 
 // The pairs of a tile of scores that are seen. Places are relative to the tile.
 struct TileMask {
   bool whole;                                    // no pair is hidden, and `front` and `back` are not set
   bool in_strips = false;                        // false: products cover the tile
+  bool has_back = false;                         // false: `back` is not set
+  int strip_size;                                // rows or columns of a strip
   PlaceRange front[tile_size], back[tile_size];  // keys that each query sees
   // Keys with all that a strip of queries sees, and queries with all that see a strip of keys: multiples of strip_size,
   // and of the same blocks of scores. No other block is computed.
-  PlaceRange keys[num_strips], queries[num_strips];
+  PlaceRange keys[most_strips], queries[most_strips];
 
-  // `skips` false: for products that cover the tile.
-  TileMask(const ScoreTile& tile, bool skips) : whole(tile.tiles.whole(tile.query_tile, tile.key)) {
-    for (int64_t i = 0; i < num_strips; ++i) keys[i] = {0, tile_size};
+  // `strip_size_`: a multiple of least_strip.
+  TileMask(const ScoreTile& tile, int strip_size_)
+      : whole(tile.tiles.whole(tile.query_tile, tile.key)), strip_size(strip_size_) {
     if (whole) return;
-    find_rows(tile);
-    if (!skips) return;
-    PlaceRange seen[num_strips];
-    for (int64_t row = 0; row < tile.queries; ++row) {
-      for (const PlaceRange& range : {front[row], back[row]})
-        seen[row / strip_size] = united(seen[row / strip_size], in_tile(range));
+    const bool rising = find_rows(tile);
+    PlaceRange seen[most_strips];
+    for (int row = 0; row < tile.queries; row += strip_size) {
+      const int end = static_cast<int>(smaller(row + strip_size, tile.queries));
+      seen[row / strip_size] = rising ? in_tile({front[row].first, front[end - 1].end}) : seen_by(row, end);
     }
     in_strips = find_strips(seen);
-    for (int64_t i = 0; in_strips && i < num_strips; ++i) keys[i] = seen[i];
+    for (int i = 0; i < num_strips(); ++i) keys[i] = in_strips ? seen[i] : PlaceRange{0, tile_size};
   }
 
+  int num_strips() const { return static_cast<int>(tile_size) / strip_size; }
   // Calls f(first, rows, others) for each strip of some rows, or once for all.
   template <typename F>
   void each_strip(const PlaceRange* others, int64_t rows, const F& f) const {
@@ -145,23 +161,32 @@ struct TileMask {
     for (int64_t first = 0; first < rows; first += strip_size)
       f(first, smaller(strip_size, rows - first), others[first / strip_size]);
   }
-  // RETURNS a range with the computed scores of a query: a multiple of `columns`. `strips`: in_strips, as a constant.
-  template <bool strips>
-  PlaceRange columns_of(int64_t row, int columns) const {
-    if constexpr (!strips) return {0, tile_size};
-    const PlaceRange& range = keys[row / strip_size];
-    return {range.first / columns * columns, (range.end + columns - 1) / columns * columns};
+  // Calls f(ScoreRows) for the rows, with ranges of keys that are multiples of `columns`.
+  template <int columns, typename F>
+  void each_width(int64_t rows, const F& f) const {
+    constexpr int tile = static_cast<int>(tile_size);
+    if (!in_strips) return f(ScoreRows<tile>{0, rows, {0, tile}});
+    each_strip(keys, rows, [&](int64_t first, int64_t count, const PlaceRange& seen) {
+      const PlaceRange all{seen.first / columns * columns, (seen.end + columns - 1) / columns * columns};
+      if (all.size() == tile) return f(ScoreRows<tile>{first, count, all});
+      if (all.size() == tile / 2) return f(ScoreRows<tile / 2>{first, count, all});
+      f(ScoreRows<0>{first, count, all});
+    });
   }
 
  private:
-  void find_rows(const ScoreTile& tile) {
+  // RETURNS whether `back` is not set, and the bounds of `front` rise from row to row.
+  bool find_rows(const ScoreTile& tile) {
+    const KeyTiles<true>& tiles = tile.tiles;
+    if (tiles.document_starts == nullptr && tiles.global == 0) {
+      if (tiles.picked_queries && tile.key.picked) return find_picked_rows(tile);
+      if (!tiles.picked_queries && !tile.key.picked && tiles.kind != AttentionKind::fixed) return find_local_rows(tile);
+    }
+    has_back = true;
     const int first_key = tile.key.first();
     const auto relative = [&](const PlaceRange& range) {
       return PlaceRange{range.first - first_key, range.end - first_key};
     };
-    const KeyTiles<true>& tiles = tile.tiles;
-    if (tiles.picked_queries && tile.key.picked && tiles.document_starts == nullptr && tiles.global == 0)
-      return find_picked_rows(tile);
     const PlacedTokens tokens(tile.tiles, tile.tiles.picked_queries, tile.first_query(), tile.queries);
     for (int64_t row = 0; row < tile.queries; ++row) {
       front[row] = back[row] = {};
@@ -170,21 +195,47 @@ struct TileMask {
       front[row] = relative(tile.key.picked ? seen.picked : seen.global);
       back[row] = relative(tile.key.picked ? seen.picked : seen.local);
     }
+    return false;
   }
   // Does so without documents and global tokens: a picked query sees its class up to itself, or to the place before it.
-  void find_picked_rows(const ScoreTile& tile) {
+  bool find_picked_rows(const ScoreTile& tile) {
     const int own = tile.tiles.kind == AttentionKind::columns ? 1 : 0;
     const int first = static_cast<int>(tile.first_query()) - tile.key.first();
     PickedPlace at(tile.tiles, static_cast<int>(tile.first_query()));
     int in_class = static_cast<int>(tile.first_query()) % tile.tiles.class_places;
     for (int row = 0; row < tile.queries; ++row, at.advance()) {
       const bool empty = at.token() >= tile.tiles.tokens;
-      front[row] = back[row] = empty ? PlaceRange{} : PlaceRange{first + row - in_class, first + row + own};
+      const int place = first + row;
+      front[row] = empty ? PlaceRange{place, place} : PlaceRange{place - in_class, place + own};
       if (++in_class == tile.tiles.class_places) in_class = 0;
     }
+    return true;
+  }
+  // Does so for neighbouring queries and keys: the bounds of two queries that are neighbours differ by 1 or 0.
+  bool find_local_rows(const ScoreTile& tile) {
+    const int token = tile.tiles.first_query + static_cast<int>(tile.first_query()),
+              last = static_cast<int>(tile.queries) - 1;
+    const PlaceRange begin = tile.tiles.seen(token).local, end = tile.tiles.seen(token + last).local;
+    const int first_key = tile.key.first();
+    for (int row = 0; row <= last; ++row) {
+      // A bound of the first query and one of the last that rises by 1 all the way meet each row's.
+      const int rising_first = end.first - (last - row), rising_end = begin.end + row;
+      front[row] = {(rising_first > begin.first ? rising_first : begin.first) - first_key,
+                    (rising_end < end.end ? rising_end : end.end) - first_key};
+    }
+    return true;
+  }
+  // RETURNS the strips of keys that rows see.
+  PlaceRange seen_by(int row, int end) const {
+    PlaceRange seen;
+    for (; row < end; ++row) {
+      seen = united(seen, in_tile(front[row]));
+      if (has_back) seen = united(seen, in_tile(back[row]));
+    }
+    return seen;
   }
   // RETURNS the strips of keys that a range touches.
-  static PlaceRange in_tile(const PlaceRange& range) {
+  PlaceRange in_tile(const PlaceRange& range) const {
     const int first = range.first > 0 ? range.first : 0, end = range.end < tile_size ? range.end : tile_size;
     if (end <= first) return {};
     return {first / strip_size * strip_size, (end + strip_size - 1) / strip_size * strip_size};
@@ -193,7 +244,7 @@ struct TileMask {
   bool find_strips(const PlaceRange* seen) {
     for (int key = 0; key < tile_size; key += strip_size) {
       PlaceRange& range = queries[key / strip_size];
-      for (int i = 0; i < num_strips; ++i) {
+      for (int i = 0; i < num_strips(); ++i) {
         if (!seen[i].contains(key)) continue;
         const PlaceRange strip{i * strip_size, (i + 1) * strip_size};
         if (range.size() > 0 && range.end < strip.first) return false;
@@ -208,31 +259,40 @@ struct TileMask {
 inline void cap_scores(float* scores, int64_t queries, const AttentionHead& head, const TileMask& mask) {
   if (head.softcap == 0.0F) return;
   const float factor = head.scale / head.softcap;
-  for (int64_t row = 0; row < queries; ++row) {
-    const PlaceRange keys = mask.columns_of<true>(row, lanes);
-    for (float* at = scores + row * tile_size + keys.first; at < scores + row * tile_size + keys.end; at += lanes)
-      store(at, tanh(load(at) * factor) * head.softcap);
-  }
+  mask.each_strip(mask.keys, queries, [&](int64_t first, int64_t rows, const PlaceRange& keys) {
+    for (int64_t row = first; row < first + rows; ++row) {
+      for (float* at = scores + row * tile_size + keys.first; at < scores + row * tile_size + keys.end; at += lanes)
+        store(at, tanh(load(at) * factor) * head.softcap);
+    }
+  });
 }
 
 // RETURNS the factor of scores after cap_scores.
 inline float factor_after_cap(const AttentionHead& head) { return head.softcap == 0.0F ? head.scale : 1.0F; }
 
-// Sets a row's scores at places outside of two ranges to minus infinity.
-inline void hide_row(float* scores, const PlaceRange& front, const PlaceRange& back) {
-  IntVec place;
-  for (int i = 0; i < lanes; ++i) place[i] = i;
-  for (int64_t col = 0; col < tile_size; col += lanes, place += lanes) {
-    const IntVec in_front = (place >= front.first) & (place < front.end);
-    const IntVec in_back = (place >= back.first) & (place < back.end);
-    store(scores + col, (in_front | in_back) != 0 ? load(scores + col) : broadcast(minus_infinity));
+// Sets a row's scores at places outside of one or two ranges to minus infinity, in `keys`, a multiple of the lanes.
+inline void hide_row(float* scores, const PlaceRange& keys, const PlaceRange& front, const PlaceRange* back) {
+  BitsVec lane;
+  for (int i = 0; i < lanes; ++i) lane[i] = static_cast<uint32_t>(i);
+  for (int col = keys.first; col < keys.end; col += lanes) {
+    const auto seen_of = [&](const PlaceRange& range) {
+      return lane + static_cast<uint32_t>(col - range.first) < BitsVec{} + static_cast<uint32_t>(range.size());
+    };
+    const auto seen = back == nullptr ? seen_of(front) : seen_of(front) | seen_of(*back);
+    store(scores + col, seen ? load(scores + col) : broadcast(minus_infinity));
   }
 }
 
 // Sets scores of keys that a query may not see, or that do not exist, to minus infinity.
 inline void mask_scores(float* scores, int64_t queries, const TileMask& mask) {
   if (mask.whole) return;
-  for (int64_t row = 0; row < queries; ++row) hide_row(scores + row * tile_size, mask.front[row], mask.back[row]);
+  const auto hide = [&](bool has_back) {
+    mask.each_width<2 * lanes>(queries, [&](auto rows) {
+      for (int64_t row = rows.first; row < rows.end(); ++row)
+        hide_row(scores + row * tile_size, rows.keys, mask.front[row], has_back ? &mask.back[row] : nullptr);
+    });
+  };
+  mask.has_back ? hide(true) : hide(false);
 }
 
 // Computes the seen blocks of scores [rows, tile_size] = a b.
@@ -299,9 +359,57 @@ OperandRows<T, n> rows_at(const AttentionHead& head, const OperandRows<T, n>& op
   return result;
 }
 
+// Packs the columns of a tile's rows as rows. `buffer` has room for a tile.
+template <typename T, bool pairs>
+void pack_columns(Unit* out, Unit* buffer, const Packing<pairs>& packing, const PlacedRows<T>& from, int64_t rows) {
+  constexpr auto unit_bytes = static_cast<int64_t>(sizeof(Unit));
+  const int64_t stride_bytes = from.stride * static_cast<int64_t>(sizeof(T));
+  const bool in_units = (pairs || sizeof(T) == sizeof(Unit)) && packing.head_size % 32 == 0 &&
+                        reinterpret_cast<uintptr_t>(from.data) % sizeof(Unit) == 0 && stride_bytes % unit_bytes == 0;
+  if (in_units && rows == tile_size) {
+    transpose(out, tile_size, reinterpret_cast<const Unit*>(from.data), stride_bytes / unit_bytes, tile_size,
+              packing.depth);
+    return;
+  }
+  pack_rows<pairs>(buffer, packing.row_units, from.data, from.stride, rows, packing.head_size);
+  pack_transposed(out, packing, buffer);
+}
+
 template <typename T>
 PlacedRows<T> rows_of(const void* operand, int64_t stride) {
   return {static_cast<const T*>(operand), stride};
+}
+
+// Writes a row past the caches if its memory is made of whole lines. REQUIRES: end_streams is called later.
+inline void write_row(void* to, const void* from, int64_t bytes) {
+#ifdef __AVX512F__
+  if ((reinterpret_cast<uintptr_t>(to) | static_cast<uintptr_t>(bytes)) % 64 == 0) {
+    for (int64_t i = 0; i < bytes; i += 64) {
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(static_cast<std::byte*>(to) + i),
+                          _mm512_loadu_si512(static_cast<const std::byte*>(from) + i));
+    }
+    return;
+  }
+#endif
+  copy_row(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
+}
+
+inline void end_streams() {
+#ifdef __AVX512F__
+  _mm_sfence();
+#endif
+}
+
+// Writes a row of scaled floats, rounded to T, in the same way.
+template <typename T>
+void stream_row(T* to, const float* from, int64_t cols, float scale) {
+  constexpr int64_t chunk = 256;
+  alignas(64) T rounded[chunk];
+  for (int64_t col = 0; col < cols; col += chunk) {
+    const int64_t count = smaller(chunk, cols - col);
+    store_rows(rounded, 0, from + col, 0, 1, count, scale);
+    write_row(to + col, rounded, count * static_cast<int64_t>(sizeof(T)));
+  }
 }
 
 }  // namespace

@@ -13,7 +13,8 @@ namespace {
 // The shape of packed tiles.
 template <bool pairs>
 struct Packing {
-  static constexpr bool skips_hidden = !(pairs && tile_products);  // whether products leave out hidden blocks of scores
+  // Rows and columns of blocks of hidden scores that products leave out: tiles multiply two by two.
+  static constexpr int strip_size = pairs && tile_products ? 32 : 16;
 
   explicit Packing(int64_t head_size_)
       : head_size(head_size_),

@@ -2,7 +2,7 @@
 // by matrix_kernels.cpp.
 //
 // Picked tokens lie far apart, and a row of one head is short. So the rows of all heads of a block are read together,
-// in the order of the tokens, packed, and its results are stored in the same way.
+// in the order of the tokens, and packed. Its results are stored past the caches.
 #pragma once
 
 #include "ops/cpu/kernels/attention_backward_kernels.h"
@@ -89,47 +89,13 @@ void pack_picked(const KeyTiles<true>& tiles, const PlaceRange& block, const Pac
   }
 }
 
-// Writes a row past the caches if its memory is made of whole lines.
-inline void write_row(void* to, const void* from, int64_t bytes) {
-#ifdef __AVX512F__
-  if ((reinterpret_cast<uintptr_t>(to) | static_cast<uintptr_t>(bytes)) % 64 == 0) {
-    for (int64_t i = 0; i < bytes; i += 64) {
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(static_cast<std::byte*>(to) + i),
-                          _mm512_loadu_si512(static_cast<const std::byte*>(from) + i));
-    }
-    return;
-  }
-#endif
-  copy_row(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
-}
-
-// Stores rows of a block that results have taken.
-template <typename T, bool pairs>
-void store_picked(const KeyTiles<true>& tiles, const PlaceRange& block, const Packing<pairs>& packing,
-                  const PickedOperands& results) {
-  const int64_t bytes = packing.head_size * static_cast<int64_t>(sizeof(T));
-  each_picked(tiles, block, [&](int place, int token) {
-    if (token >= tiles.tokens) return;
-    for (int i = 0; i < results.count; ++i) {
-      const PickedRows& rows = results.at[i];
-      write_row(static_cast<T*>(rows.rows) + token * rows.stride, rows.packed + packed_row(place, packing), bytes);
-    }
-  });
-#ifdef __AVX512F__
-  _mm_sfence();
-#endif
-}
-
 template <typename T, bool pairs>
 void picked_forward_of(const PickedHeads& heads, const PlaceRange& block, const AttentionForwardBuffers& buffers) {
   const Packing<pairs> packing(heads.at[0].head_size);
   const KeyTiles<true>& tiles = heads.at[0].tiles;
   const int64_t block_units = block.size() * packing.tile;
-  PickedOperands operands, results;
-  for (int i = 0; i < heads.count; ++i) {
-    operands.add(heads.at[i].q, heads.at[i].q_stride, buffers.q + i * block_units);
-    results.add(heads.at[i].o, heads.at[i].o_stride, buffers.q + i * block_units);
-  }
+  PickedOperands operands;
+  for (int i = 0; i < heads.count; ++i) operands.add(heads.at[i].q, heads.at[i].q_stride, buffers.q + i * block_units);
   for (const bool values : {false, true}) {
     for (int i = 0; i < heads.count; ++i) {
       if (!heads.begins_keys(i)) continue;
@@ -147,20 +113,20 @@ void picked_forward_of(const PickedHeads& heads, const PlaceRange& block, const 
       for (int64_t tile = 0; tile < count; ++tile)
         begin_rows(running_rows(buffers, tile, packing), buffers.carried, false, 0, 0, head.sink);
       const int64_t keys = heads.kv_place(i) * block_units;
-      forward_group<T, pairs>(head, first, count, {q, buffers.picked_k + keys, buffers.picked_v + keys, block.first},
-                              buffers);
+      forward_group<T, pairs>(head, first, count,
+                              {q, buffers.picked_k + keys, buffers.picked_v + keys, block.first, false}, buffers);
       for (int64_t tile = 0; tile < count; ++tile) {
         const ScoreTile at = query_tile(head, first + tile, {});
         const RunningRows rows = running_rows(buffers, tile, packing);
         if (buffers.carried.o != nullptr) {
           carry_rows(rows, at, buffers.carried);
         } else {
-          finish_rows(rows, at, reinterpret_cast<T*>(q + tile * packing.tile), packing.template row_elements<T>());
+          finish_rows<true>(rows, at, static_cast<T*>(head.o));
         }
       }
     }
   }
-  if (buffers.carried.o == nullptr) store_picked<T>(tiles, block, packing, results);
+  end_streams();
 }
 
 // The buffers of one head of a block.
@@ -171,6 +137,7 @@ AttentionBackwardBuffers buffers_of(const PickedHeads& heads, int head, const Pl
   const int64_t keys = heads.kv_place(head) * units;
   AttentionBackwardBuffers buffers = all;
   buffers.query_tiles = block;
+  buffers.kept_tiles = block.size();
   buffers.q += head * units;
   buffers.d_o += head * units;
   buffers.delta += head * places;
@@ -201,17 +168,21 @@ void prepare_picked(const PickedHeads& heads, const KeyTiles<true>& tiles, const
     operands.add(heads.at[i].d_o, heads.at[i].d_o_stride, of[i].d_o);
     operands.add(heads.at[i].o, heads.at[i].o_stride, nullptr);
   }
+  RowProducts<T> products(packing.head_size);
   pack_picked<T>(tiles, block, packing, operands, [&](int place, int token) {
     const bool empty = token >= tiles.tokens;
     for (int i = 0; i < heads.count; ++i) {
       const AttentionHead& head = heads.at[i];
       of[i].lse[place] = empty ? -minus_infinity : head.lse[token];
-      of[i].delta[place] =
-          empty ? 0.0F
-                : product_of_rows(static_cast<const T*>(head.o) + token * head.o_stride,
-                                  static_cast<const T*>(head.d_o) + token * head.d_o_stride, head.head_size);
+      if (empty) {
+        of[i].delta[place] = 0;
+      } else {
+        products.add(of[i].delta + place, static_cast<const T*>(head.o) + token * head.o_stride,
+                     static_cast<const T*>(head.d_o) + token * head.d_o_stride);
+      }
     }
   });
+  products.flush();
   for (int i = 0; i < heads.count; ++i) {
     for (int64_t tile = 0; tile < block.size(); ++tile) {
       pack_behind(of[i].q + tile * packing.tile, buffers.k_rows, packing);
@@ -220,16 +191,19 @@ void prepare_picked(const PickedHeads& heads, const KeyTiles<true>& tiles, const
   }
 }
 
-// Takes the dq of a block: into the place of packed q, or into the sums over passes.
+// Stores the dq of a block, or keeps it among the sums over passes.
 template <typename T, bool pairs>
-void finish_picked(const KeyTiles<true>& tiles, const Packing<pairs>& packing,
+void finish_picked(const AttentionHead& head, const KeyTiles<true>& tiles, const Packing<pairs>& packing,
                    const AttentionBackwardBuffers& buffers) {
   const PlaceRange& block = buffers.query_tiles;
-  for (int64_t tile = 0; buffers.dq_sums == nullptr && tile < block.size(); ++tile) {
-    store_rows(reinterpret_cast<T*>(buffers.q + tile * packing.tile), packing.template row_elements<T>(),
-               buffers.dq + tile * packing.tile, packing.width, tile_size, packing.head_size, 1.0F);
+  if (buffers.dq_sums == nullptr) {
+    for (int tile = block.first; tile < block.end; ++tile) {
+      const int64_t place = int64_t{tile} * tile_size;
+      stream_picked(rows_of<T>(head.dq, head.dq_stride), buffers.dq + kept_offset(tile, packing, buffers),
+                    PlacedTokens(tiles, true, place, smaller(tile_size, tiles.num_picked() - place)), packing);
+    }
+    return;
   }
-  if (buffers.dq_sums == nullptr) return;
   each_picked(tiles, block, [&](int place, int token) {
     if (token >= tiles.tokens) return;
     std::memcpy(buffers.dq_sums + token * packing.width, buffers.dq + place * packing.width, packing.width * 4);
@@ -243,45 +217,83 @@ void picked_backward_of(const PickedHeads& heads, const PlaceRange& block, const
   const KeyTiles<true> tiles = heads.at[0].tiles.pass(0);
   const bool sums = buffers.dk_sums != nullptr;
   prepare_picked<T>(heads, tiles, block, sums || span.first, packing, buffers);
-  PickedOperands results;
   for (int i = 0; i < heads.count; ++i) {
     const AttentionHead& head = heads.at[i];
     const AttentionBackwardBuffers own = buffers_of(heads, i, block, packing, buffers);
     const GroupSpan group{span.first && heads.begins_keys(i),
                           span.last && (i + 1 == heads.count || heads.begins_keys(i + 1))};
     backward_pass<T, pairs>(head, tiles, group, own);
-    finish_picked<T>(tiles, packing, own);
-    if (buffers.dq_sums == nullptr) results.add(head.dq, head.dq_stride, own.q);
-    if (sums || !group.last) continue;
-    results.add(head.dk, head.dk_stride, own.picked_k);
-    results.add(head.dv, head.dv_stride, own.picked_v);
+    finish_picked<T>(head, tiles, packing, own);
   }
-  store_picked<T>(tiles, block, packing, results);
+  end_streams();
 }
 
-// Computes the pass in the natural order, and adds the dq of an earlier pass.
+// Stores the dq of a tile of queries in the natural order, with that of an earlier pass.
+template <typename T, bool pairs>
+void finish_queries(const AttentionHead& head, int query_tile, const Packing<pairs>& packing,
+                    const AttentionBackwardBuffers& buffers) {
+  const int64_t query = int64_t{query_tile} * tile_size, rows = smaller(tile_size, head.tokens - query);
+  float* const from = buffers.dq + kept_offset(query_tile, packing, buffers);
+  for (int64_t i = 0; buffers.dq_sums != nullptr && i < rows * packing.width; ++i)
+    from[i] += buffers.dq_sums[query * packing.width + i];
+  const auto store = [&](auto* dq) {
+    store_rows(dq + query * head.dq_stride, head.dq_stride, from, packing.width, rows, head.head_size, 1.0F);
+  };
+  head.is_part ? store(static_cast<float*>(head.dq)) : store(static_cast<T*>(head.dq));
+}
+
+// RETURNS the most query tiles that see a tile of keys, if each tile of queries sees one run of neighbours, whose
+// bounds rise; else all.
+inline int most_kept_tiles(const AttentionHead& head, const KeyTiles<true>& tiles) {
+  const int all = tiles.num_query_tiles();
+  if (head.is_part || !tiles.causal || tiles.picked_keys || tiles.global > 0) return all;
+  int most = 1;
+  for (int key = 0; key < tiles.num_key_tiles(false); ++key) {
+    const int size = tiles.query_tiles({key, false}).size();
+    most = size > most ? size : most;
+  }
+  return most < all ? most : all;
+}
+
+// Computes the pass in the natural order. Queries are prepared before their first tile of keys. If few tiles of them
+// see the same keys, their results are stored behind the last, so that buffers of a few tiles stay in the caches.
 template <typename T, bool pairs>
 void natural_backward(const AttentionHead& head, const KeyTiles<true>& tiles, const GroupSpan& span,
                       const AttentionBackwardBuffers& all) {
   const Packing<pairs> packing(head.head_size);
   AttentionBackwardBuffers buffers = all;
   buffers.query_tiles = {0, tiles.num_query_tiles()};
+  buffers.kept_tiles = most_kept_tiles(head, tiles);
   buffers.picked_k = buffers.picked_v = nullptr;
-  prepare_queries<T, pairs>(head, packing, buffers);
-  backward_pass<T, pairs>(head, tiles, span, buffers);
-  for (int64_t i = 0; buffers.dq_sums != nullptr && i < head.tokens * packing.width; ++i)
-    buffers.dq[i] += buffers.dq_sums[i];
-  const auto store = [&](auto* dq) {
-    store_rows(dq, head.dq_stride, buffers.dq, packing.width, head.tokens, head.head_size, 1.0F);
-  };
-  head.is_part ? store(static_cast<float*>(head.dq)) : store(static_cast<T*>(head.dq));
+  const int num_tiles = buffers.query_tiles.end;
+  if (buffers.kept_tiles == num_tiles) {
+    for (int tile = 0; tile < num_tiles; ++tile) prepare_queries<T>(head, tile, packing, buffers);
+    backward_pass<T, pairs>(head, tiles, span, buffers);
+    for (int tile = 0; tile < num_tiles; ++tile) finish_queries<T>(head, tile, packing, buffers);
+    return;
+  }
+  PlaceRange kept;
+  for (int key = 0; key < num_tiles; ++key) {
+    const PlaceRange seen = tiles.query_tiles({key, false});
+    for (; kept.first < seen.first; ++kept.first) finish_queries<T>(head, kept.first, packing, buffers);
+    for (; kept.end < seen.end; ++kept.end) {
+      prepare_queries<T>(head, kept.end, packing, buffers);
+      if (adds_to_zero(head, buffers))
+        std::memset(buffers.dq + kept_offset(kept.end, packing, buffers), 0, packing.tile * 4);
+    }
+    backward_keys<T, pairs>(head, tiles, {key, false}, span, buffers);
+  }
+  for (; kept.first < num_tiles; ++kept.first) finish_queries<T>(head, kept.first, packing, buffers);
 }
 
 template <typename T, bool pairs>
 void backward_head(const AttentionHead& head, const GroupSpan& span, const AttentionBackwardBuffers& buffers) {
   const Packing<pairs> packing(head.head_size);
   const auto sum_bytes = static_cast<size_t>(head.tokens * packing.width * 4);
-  if (buffers.dk_sums != nullptr && span.first) {
+  const KeyTiles<true> last_pass = head.tiles.pass(head.tiles.num_passes() - 1);
+  // Sums that begin with all tokens need no zeros.
+  const bool begins_all = ends_sums(last_pass) && last_pass.is_picked(last_pass.width - 1);
+  if (buffers.dk_sums != nullptr && span.first && !begins_all) {
     std::memset(buffers.dk_sums, 0, sum_bytes);
     std::memset(buffers.dv_sums, 0, sum_bytes);
   }
@@ -291,13 +303,13 @@ void backward_head(const AttentionHead& head, const GroupSpan& span, const Atten
       natural_backward<T, pairs>(head, tiles, span, buffers);
       continue;
     }
-    if (buffers.dq_sums != nullptr) std::memset(buffers.dq_sums, 0, sum_bytes);
+    if (buffers.dq_sums != nullptr && !begins_all) std::memset(buffers.dq_sums, 0, sum_bytes);
     const int all = tiles.num_query_tiles(), step = buffers.block_tiles;
     for (int first = 0; first < all; first += step) {
       picked_backward_of<T, pairs>({{head}, 1}, {first, first + step < all ? first + step : all}, span, buffers);
     }
   }
-  if (buffers.dk_sums == nullptr || !span.last) return;
+  if (buffers.dk_sums == nullptr || !span.last || ends_sums(last_pass)) return;
   const auto store_sums = [&](void* to, int64_t stride, const float* from) {
     store_rows(static_cast<T*>(to), stride, from, packing.width, head.tokens, head.head_size, 1.0F);
   };

@@ -71,7 +71,8 @@ struct AttentionForwardBuffers {
 };
 
 struct AttentionBackwardBuffers {
-  PlaceRange query_tiles;              // tiles that q, d_o, dq, delta and lse hold: of a pass, or of a block
+  PlaceRange query_tiles;              // tiles that delta and lse hold: of a pass, or of a block
+  int kept_tiles;                      // tiles that q, d_o and dq hold at a time: tile t at t modulo this
   Unit *q, *d_o;                       // [query tiles][tile]
   float* dq;                           // [query tiles][tile]
   float *dk, *dv;                      // [tiles of the sequence or of a block][tile], or one tile (see `grouped`)

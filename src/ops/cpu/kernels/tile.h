@@ -227,14 +227,25 @@ inline Vec pair_neighbours(Vec first, Vec second) {
 #endif
 }
 
+// Store lanes, rounded as assign does.
+inline void store_lanes(float* to, Vec values) { store(to, values); }
+inline void store_lanes(bf16* to, Vec values) {
+  using Halves [[gnu::vector_size(lanes * 2)]] = uint16_t;
+  const auto bits = reinterpret_cast<BitsVec>(values);
+  const BitsVec rounded = bits + 0x7fffU + ((bits >> 16) & 1U);
+  const auto halves = __builtin_convertvector((values == values ? rounded : bits | 0x400000U) >> 16, Halves);
+  std::memcpy(to, &halves, sizeof(halves));
+}
+
 // to [rows, cols] = from * scale, rounded to T.
 template <typename T>
 void store_rows(T* to, int64_t to_stride, const float* from, int64_t from_stride, int64_t rows, int64_t cols,
                 float scale) {
   for (int64_t row = 0; row < rows; ++row) {
-    for (int64_t col = 0; col < cols; ++col) {
-      assign(to[row * to_stride + col], from[row * from_stride + col] * scale);
-    }
+    int64_t col = 0;
+    for (; col + lanes <= cols; col += lanes)
+      store_lanes(to + row * to_stride + col, load(from + row * from_stride + col) * scale);
+    for (; col < cols; ++col) assign(to[row * to_stride + col], from[row * from_stride + col] * scale);
   }
 }
 
