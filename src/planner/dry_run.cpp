@@ -1,6 +1,7 @@
 #include "planner/dry_run.h"
 
 #include <fmt/format.h>
+#include <future>
 #include <optional>
 #include <string>
 #include <utility>
@@ -96,26 +97,32 @@ PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int6
     run.logs.push_back({rank, stage, std::move(plan.log), times});
   });
   if (logged == LoggedRanks::none) return run;
-  run.step = simulate_stages(run.logs, [](const TimedLog& timed) { return timed.times; });
   run.own_attention = own_attention_of(run.logs);
   for (const TimedLog& timed : run.logs) {
     const LinkBytes bytes = link_bytes(timed.log);
     if (bytes.all() > run.links.all()) run.links = bytes;
   }
-  const auto seconds_on = [&](const Machine& other) {
-    const SimulatedStep step = simulate_stages(run.logs, [&](const TimedLog& timed) {
-      return EventTimes(other, config, config.run.threads, mesh, timed.rank);
+  // Simulates the step of another machine beside that of this one.
+  const auto begin_on = [&](const Machine& other) {
+    return std::async(std::launch::async | std::launch::deferred, [&run, &config, &mesh, other] {
+      const SimulatedStep step = simulate_stages(run.logs, [&](const TimedLog& timed) {
+        return EventTimes(other, config, config.run.threads, mesh, timed.rank);
+      });
+      return step.pipeline.seconds;
     });
-    return step.pipeline.seconds;
   };
+  std::future<double> on_library, on_published;
   if (machine.rates && machine.rates->software.own_attention && run.own_attention != OwnAttention::no) {
     Machine library = *machine.rates;
     library.software.own_attention = false;
-    run.own_attention_seconds = run.step.pipeline.seconds - seconds_on(library);
+    on_library = begin_on(library);
   }
   const std::optional<Machine> published =
       machine.rates ? published_machine(*machine.rates, config.parallel.zero) : std::nullopt;
-  if (published) run.published = {published->software.release, seconds_on(*published)};
+  if (published) on_published = begin_on(*published);
+  run.step = simulate_stages(run.logs, [](const TimedLog& timed) { return timed.times; });
+  if (on_library.valid()) run.own_attention_seconds = run.step.pipeline.seconds - on_library.get();
+  if (on_published.valid()) run.published = {published->software.release, on_published.get()};
   return run;
 }
 
