@@ -15,13 +15,13 @@
 namespace gptrain::inline planner {
 namespace {
 
-// Simulates the step with the first log of each stage. Other ranks of a stage have nearly the same ops.
+// Returns the first log of each stage. Other ranks of a stage have nearly the same ops.
 template <typename TimesOf>
-SimulatedStep simulate_stages(const std::vector<TimedLog>& logs, const TimesOf& times_of) {
+std::vector<StageLog> first_logs(const std::vector<TimedLog>& logs, const TimesOf& times_of) {
   std::vector<StageLog> stages;
   for (const TimedLog& timed : logs)
     if (timed.stage == std::ssize(stages)) stages.push_back({&timed.log, times_of(timed)});
-  return simulate_step(stages);
+  return stages;
 }
 
 std::vector<StageForecast> stage_forecasts(const WorldPlan& plan) {
@@ -105,10 +105,9 @@ PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int6
   // Simulates the step of another machine beside that of this one.
   const auto begin_on = [&](const Machine& other) {
     return std::async(std::launch::async | std::launch::deferred, [&run, &config, &mesh, other] {
-      const SimulatedStep step = simulate_stages(run.logs, [&](const TimedLog& timed) {
+      return simulated_seconds(first_logs(run.logs, [&](const TimedLog& timed) {
         return EventTimes(other, config, config.run.threads, mesh, timed.rank);
-      });
-      return step.pipeline.seconds;
+      }));
     });
   };
   std::future<double> on_library, on_published;
@@ -120,7 +119,7 @@ PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int6
   const std::optional<Machine> published =
       machine.rates ? published_machine(*machine.rates, config.parallel.zero) : std::nullopt;
   if (published) on_published = begin_on(*published);
-  run.step = simulate_stages(run.logs, [](const TimedLog& timed) { return timed.times; });
+  run.step = simulate_step(first_logs(run.logs, [](const TimedLog& timed) { return timed.times; }));
   if (on_library.valid()) run.own_attention_seconds = run.step.pipeline.seconds - on_library.get();
   if (on_published.valid()) run.published = {published->software.release, on_published.get()};
   return run;

@@ -125,9 +125,13 @@ std::optional<PipelineBar::Kind> bar_kind(ActionKind kind) {
 // Plays the actions of one stage.
 class Walk {
  public:
-  Walk(const StageLog& stage, PlannedStage& out, bool plays_once)
-      : log_(*stage.log), stages_(log_.stages), clock_(log_, stage.times, plays_once), out_(out) {
-    out_.not_before.resize(log_.actions.size());
+  Walk(const StageLog& stage, PlannedStage& out, bool plays_once, bool keeps_timeline)
+      : log_(*stage.log),
+        stages_(log_.stages),
+        clock_(log_, stage.times, plays_once),
+        out_(out),
+        keeps_timeline_(keeps_timeline) {
+    if (keeps_timeline) out_.not_before.resize(log_.actions.size());
     clock_.next();
   }
 
@@ -205,7 +209,7 @@ class Walk {
   }
 
   void play(const Moment* not_before) {
-    if (not_before != nullptr) out_.not_before[next_] = not_before->time;
+    if (not_before != nullptr && keeps_timeline_) out_.not_before[next_] = not_before->time;
     const TimeSpan span = clock_.next(not_before);
     if (const auto kind = bar_kind(action().kind)) add_bar(*kind, span);
     ++next_;
@@ -217,6 +221,7 @@ class Walk {
     if (kind == PipelineBar::Kind::backward_weight && (of_head || !stages_.schedule->splits_backward))
       kind = PipelineBar::Kind::backward;
     if (kind != PipelineBar::Kind::update) out_.busy_seconds += span.seconds();
+    if (!keeps_timeline_) return;
     const int32_t chunk = kind == PipelineBar::Kind::update ? 0 : stages_.chunk_of(action().unit);
     if (!out_.bars.empty()) {
       PipelineBar& last = out_.bars.back();
@@ -232,14 +237,13 @@ class Walk {
   const Stages& stages_;
   RankClock clock_;
   PlannedStage& out_;
+  const bool keeps_timeline_;                // bars and PlannedStage::not_before
   std::vector<std::optional<Known>> known_;  // by unit + 1 and kind of action
   size_t next_ = 0;
   std::array<double, num_waited_lanes> exposed_transfers_{};
 };
 
-}  // namespace
-
-SimulatedStep simulate_step(const std::vector<StageLog>& stages, size_t most_in_full) {
+SimulatedStep simulate(const std::vector<StageLog>& stages, size_t most_in_full, bool keeps_timeline) {
   SimulatedStep step;
   step.pipeline.stages.resize(stages.size());
   size_t num_actions = 0;
@@ -247,7 +251,7 @@ SimulatedStep simulate_step(const std::vector<StageLog>& stages, size_t most_in_
   std::vector<Walk> walks;
   walks.reserve(stages.size());
   for (size_t i = 0; i < stages.size(); ++i)
-    walks.emplace_back(stages[i], step.pipeline.stages[i], num_actions > most_in_full);
+    walks.emplace_back(stages[i], step.pipeline.stages[i], num_actions > most_in_full, keeps_timeline);
   std::vector<EnumArray<Way, Link, num_ways>> links(stages.size());
   bool moved = true;
   while (std::exchange(moved, false)) {
@@ -278,6 +282,16 @@ SimulatedStep simulate_step(const std::vector<StageLog>& stages, size_t most_in_
   step.pipeline.seconds = end.time;
   step.critical = end.spent;
   return step;
+}
+
+}  // namespace
+
+SimulatedStep simulate_step(const std::vector<StageLog>& stages, size_t most_in_full) {
+  return simulate(stages, most_in_full, true);
+}
+
+double simulated_seconds(const std::vector<StageLog>& stages) {
+  return simulate(stages, most_actions_in_full, false).pipeline.seconds;
 }
 
 }  // namespace gptrain::planner

@@ -32,5 +32,7 @@ constexpr size_t most_actions_in_full = 1'000'000;
 // last. Equal events of more than `most_in_full` actions, those of all stages together, are played once (see
 // RankClock).
 SimulatedStep simulate_step(const std::vector<StageLog>& stages, size_t most_in_full = most_actions_in_full);
+// Returns SimulatedStep::pipeline.seconds alone; takes less memory.
+double simulated_seconds(const std::vector<StageLog>& stages);
 
 }  // namespace gptrain::planner
