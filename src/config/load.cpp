@@ -216,13 +216,13 @@ std::set<std::string> check_keys(const Json& document, Faults& faults) {
   return given;
 }
 
-// Returns a line to print before the faults if a run was shortened by run.steps, so that the schedule does not fit.
-// Otherwise returns an empty text.
+// Returns a line to print before the faults if a run was shortened by run.steps, so that the schedule, or a step at
+// which something begins, does not fit. Otherwise returns an empty text.
 std::string shorter_run_hint(std::span<const std::string> overrides, const RunConfig& config, const Faults& faults) {
-  const bool of_schedule = faults.concern("schedule.warmup_steps") || faults.concern("schedule.decay_steps");
+  const bool of_length = faults.text().find(" run.steps ") != std::string::npos;  // a rule names the run's length
   const bool overridden = std::any_of(overrides.begin(), overrides.end(),
                                       [](const std::string& text) { return text.starts_with("run.steps="); });
-  if (!of_schedule || !overridden) return "";
+  if (!of_length || !overridden) return "";
   return fmt::format(
       "to try a run's first {0} steps, leave run.steps as it is and give train --steps {0}, which keeps the schedule; "
       "the faults:\n",

@@ -1,6 +1,7 @@
 #include "planner/dry_run.h"
 
 #include <fmt/format.h>
+#include <future>
 #include <optional>
 #include <string>
 #include <utility>
@@ -15,13 +16,13 @@
 namespace gptrain::inline planner {
 namespace {
 
-// Simulates the step with the first log of each stage. Other ranks of a stage have nearly the same ops.
+// Returns the first log of each stage. Other ranks of a stage have nearly the same ops.
 template <typename TimesOf>
-SimulatedStep simulate_stages(const std::vector<TimedLog>& logs, const TimesOf& times_of) {
+std::vector<StageLog> first_logs(const std::vector<TimedLog>& logs, const TimesOf& times_of) {
   std::vector<StageLog> stages;
   for (const TimedLog& timed : logs)
     if (timed.stage == std::ssize(stages)) stages.push_back({&timed.log, times_of(timed)});
-  return simulate_step(stages);
+  return stages;
 }
 
 std::vector<StageForecast> stage_forecasts(const WorldPlan& plan) {
@@ -97,26 +98,31 @@ PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int6
     run.logs.push_back({rank, stage, std::move(plan.log), times});
   });
   if (logged == LoggedRanks::none) return run;
-  run.step = simulate_stages(run.logs, [](const TimedLog& timed) { return timed.times; });
   run.own_attention = own_attention_of(run.logs);
   for (const TimedLog& timed : run.logs) {
     const LinkBytes bytes = link_bytes(timed.log);
     if (bytes.all() > run.links.all()) run.links = bytes;
   }
-  const auto seconds_on = [&](const Machine& other) {
-    const SimulatedStep step = simulate_stages(run.logs, [&](const TimedLog& timed) {
-      return EventTimes(other, config, config.run.threads, mesh, timed.rank);
+  // Simulates the step of another machine beside that of this one.
+  const auto begin_on = [&](const Machine& other) {
+    return std::async(std::launch::async | std::launch::deferred, [&run, &config, &mesh, other] {
+      return simulated_seconds(first_logs(run.logs, [&](const TimedLog& timed) {
+        return EventTimes(other, config, config.run.threads, mesh, timed.rank);
+      }));
     });
-    return step.pipeline.seconds;
   };
+  std::future<double> on_library, on_published;
   if (machine.rates && machine.rates->software.own_attention && run.own_attention != OwnAttention::no) {
     Machine library = *machine.rates;
     library.software.own_attention = false;
-    run.own_attention_seconds = run.step.pipeline.seconds - seconds_on(library);
+    on_library = begin_on(library);
   }
   const std::optional<Machine> published =
       machine.rates ? published_machine(*machine.rates, config.parallel.zero) : std::nullopt;
-  if (published) run.published = {published->software.release, seconds_on(*published)};
+  if (published) on_published = begin_on(*published);
+  run.step = simulate_step(first_logs(run.logs, [](const TimedLog& timed) { return timed.times; }));
+  if (on_library.valid()) run.own_attention_seconds = run.step.pipeline.seconds - on_library.get();
+  if (on_published.valid()) run.published = {published->software.release, on_published.get()};
   return run;
 }
 

@@ -24,18 +24,27 @@ bool delays_updates(const StepLog& log) {
   return norm != log.actions.end() && norm + 1 != log.actions.end() && (norm + 1)->kind == ActionKind::gather;
 }
 
+// Kinds of work that one action begins and another one awaits: two of all micro-batches, then those of one.
+constexpr int8_t gathers = 0;
+constexpr int8_t sums = 1;
+constexpr int8_t offloads = 2;
+constexpr int8_t fetches = 3;
+constexpr int8_t first_transfer = 4;
+
 bool is_receive(size_t lane) {
   return lane == static_cast<size_t>(LaneKind::receive_previous) || lane == static_cast<size_t>(LaneKind::receive_next);
 }
 
 }  // namespace
 
-RankClock::RankClock(const StepLog& log, const EventTimes& times)
+RankClock::RankClock(const StepLog& log, const EventTimes& times, bool plays_once)
     : log_(log),
       software_(times.software()),
       slow_down_(times.slow_down()),
       lanes_take_turns_(times.lanes_take_turns()),
       delays_updates_(delays_updates(log)),
+      plays_once_(plays_once),
+      played_(log.blocks.size()),
       updates_(times.drive_shares()) {
   const auto add = [&](const EventBlock& block) {
     std::vector<double>& seconds = seconds_.emplace_back();
@@ -104,16 +113,41 @@ const EventBlock& RankClock::events(size_t block) const {
   return block == log_.blocks.size() ? log_.before : log_.after;
 }
 
+RankClock::Pending& RankClock::Begun::at(const Work& work) {
+  if (work.kind <= sums) {
+    const size_t index = 2 * static_cast<size_t>(work.unit) + static_cast<size_t>(work.kind);
+    if (index >= of_units_.size()) of_units_.resize(index + 1);
+    if (!of_units_[index]) of_units_[index].emplace();
+    return *of_units_[index];
+  }
+  const auto found = std::find(works_.begin(), works_.end(), work);
+  if (found != works_.end()) return pending_[static_cast<size_t>(found - works_.begin())];
+  works_.push_back(work);
+  return pending_.emplace_back();
+}
+
+std::optional<RankClock::Pending> RankClock::Begun::await(const Work& work) {
+  if (work.kind <= sums) {
+    const size_t index = 2 * static_cast<size_t>(work.unit) + static_cast<size_t>(work.kind);
+    return index < of_units_.size() ? of_units_[index] : std::nullopt;
+  }
+  const auto found = std::find(works_.begin(), works_.end(), work);
+  if (found == works_.end()) return std::nullopt;
+  const auto place = pending_.begin() + (found - works_.begin());
+  const Pending pending = *place;
+  *found = works_.back();
+  works_.pop_back();
+  *place = pending_.back();
+  pending_.pop_back();
+  return pending;
+}
+
 RankClock::Role RankClock::role_of(const LoggedAction& action) {
-  constexpr int32_t fetches = -4;
-  constexpr int32_t offloads = -3;
-  constexpr int32_t gathers = -2;
-  constexpr int32_t sums = -1;
   if (action.kind < ActionKind::gather || action.kind > ActionKind::await_fetched) return {};
-  const auto begin = [&](int32_t kind, int32_t micro_batch) {
+  const auto begin = [&](int8_t kind, int32_t micro_batch) {
     return Role{.work = Work{kind, action.unit, micro_batch}, .begins = true};
   };
-  const auto await = [&](int32_t kind, int32_t micro_batch) {
+  const auto await = [&](int8_t kind, int32_t micro_batch) {
     return Role{.work = Work{kind, action.unit, micro_batch}, .awaits = true};
   };
   switch (action.kind) {
@@ -135,13 +169,17 @@ RankClock::Role RankClock::role_of(const LoggedAction& action) {
       return begin(fetches, action.micro_batch);
     case ActionKind::await_fetched:
       return await(fetches, action.micro_batch);
+    case ActionKind::keep_gradients:
+      return {};
     default:
       break;
   }
-  const std::optional<Transfer> transfer = transfer_of(action.kind);
-  if (!transfer) return {};
-  const int32_t kind = 2 * static_cast<int32_t>(transfer->operand) + (transfer->sends ? 1 : 0);
-  return transfer->begins ? begin(kind, action.micro_batch) : await(kind, action.micro_batch);
+  // Transfers lie in pairs: the first action begins one, the second waits for its end.
+  const int number = static_cast<int>(action.kind) - static_cast<int>(ActionKind::send_output);
+  const auto kind = static_cast<int8_t>(first_transfer + number / 2);
+  Role role = number % 2 == 0 ? begin(kind, action.micro_batch) : await(kind, action.micro_batch);
+  role.is_transfer = true;
+  return role;
 }
 
 void RankClock::wait_for(const Pending& pending, const LoggedAction* action, bool counts) {
@@ -156,9 +194,7 @@ void RankClock::wait_for(const Pending& pending, const LoggedAction* action, boo
 
 void RankClock::run_op(const Event& event, double seconds) {
   const size_t spending = spending_of(event);
-  double busy = ops_.time;
-  for (size_t lane = 0; lane < num_lanes; ++lane)
-    if (takes_bandwidth(lane)) busy = std::max(busy, lanes_[lane].time);
+  const double busy = std::max(ops_.time, last_bandwidth_);
   const double beside = (busy - ops_.time) * (1 - slow_down_);  // the op's work, in seconds, until lanes are free
   ops_.add(spending, beside < seconds ? busy - ops_.time + seconds - beside : seconds / (1 - slow_down_));
 }
@@ -207,13 +243,14 @@ RankClock::Pending RankClock::run_collective(const Event& event, double seconds,
   }
   Moment& lane = lanes_[number];
   lane.await(ops_);
-  if (lanes_take_turns_ && takes_bandwidth(number)) {
+  if (lanes_take_turns_ && takes_bandwidth(number) && lane.time < last_bandwidth_) {
     for (size_t other = 0; other < num_lanes; ++other)
       if (takes_bandwidth(other)) lane.await(lanes_[other]);
   }
   time.start_seconds = lane.time;
   lane.add(lane_spending(number), seconds);
   time.end_seconds = lane.time;
+  if (takes_bandwidth(number)) last_bandwidth_ = std::max(last_bandwidth_, lane.time);
   const Pending pending{lane, number, event.name};
   if (!software_.overlaps[number] && !is_receive(number)) wait_for(pending, action, true);
   return pending;
@@ -228,49 +265,11 @@ void RankClock::run_postponed(const LoggedAction* action) {
   wait_for(sums, action, true);
 }
 
-TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times) {
-  const LoggedAction* const at = action();
-  const size_t block_number = block();
-  const EventBlock& block_events = events(block_number);
-  const std::vector<double>& seconds = seconds_[block_number];
-  ++part_;
-  std::optional<Pending> awaited;
-  Pending* begun = nullptr;
-  bool is_transfer = false;
+void RankClock::play_events(size_t block, const Context& context, std::vector<TimeSpan>* times) {
+  const auto& [at, is_transfer, awaited, begun] = context;
+  const EventBlock& block_events = events(block);
+  const std::vector<double>& seconds = seconds_[block];
   const bool is_copy_of_record = at != nullptr && (at->kind == ActionKind::offload || at->kind == ActionKind::fetch);
-  if (at != nullptr) {
-    const auto [work, awaits, begins] = role_of(*at);
-    is_transfer = work && work->front() >= 0;
-    if (awaits) {
-      const auto found = pending_.find(*work);
-      if (found != pending_.end()) awaited = found->second;
-      if (found != pending_.end() && work->back() >= 0) pending_.erase(found);
-    }
-    if (begins) begun = &pending_[*work];
-  }
-  if (not_before != nullptr) {
-    if (!awaited) awaited.emplace();
-    awaited->end.await(*not_before);
-  }
-  TimeSpan span{ops_.time, ops_.time};
-  if (postponed_ > 0 && at != nullptr && (at->kind == ActionKind::await_gradients || at->kind == ActionKind::norm))
-    run_postponed(at);
-  // An action that awaits work logs that wait as its first event, if at all.
-  const bool writes_wait = !block_events.empty() && block_events.front().kind == Event::Kind::wait;
-  const bool meets = at != nullptr && at->kind == ActionKind::norm && not_before != nullptr;
-  if (awaited && (!writes_wait || meets)) wait_for(*awaited, at, !is_transfer && !meets);
-  if (at != nullptr && at->kind == ActionKind::update && is_beside(block_events)) {
-    if (times != nullptr) times->assign(block_events.size(), {});
-    if (!updating_) updates_.begin(ops_);
-    updating_ = true;
-    for (size_t i = 0; i < block_events.size(); ++i)
-      if (is_of_ops(block_events[i])) run_op(block_events[i], seconds[i]);
-    updates_.play(at->unit, block_events, seconds, times);
-    return span;
-  }
-  const bool reads_weights = at != nullptr && at->kind == ActionKind::forward && !delays_updates_;
-  if (reads_weights || (at != nullptr && at->kind == ActionKind::gather)) await_update(*at);
-  read_.reset();
   if (in_part_.size() < block_events.size()) in_part_.resize(block_events.size());
   if (times != nullptr) times->assign(block_events.size(), {});
   for (size_t i = 0; i < block_events.size(); ++i) {
@@ -298,6 +297,107 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
     }
     if (times != nullptr) (*times)[i] = time;
   }
+}
+
+// Whether the block's events take equally long in all such actions if no other work is under way.
+bool RankClock::is_played_alike(size_t block, const LoggedAction& action) const {
+  const bool postpones = software_.sums_gradients_last && action.kind == ActionKind::reduce;
+  const EventBlock& block_events = events(block);
+  return !postpones && std::all_of(block_events.begin(), block_events.end(), [](const Event& event) {
+    if (event.kind == Event::Kind::wait) return event.awaits >= 0;
+    return is_of_ops(event) && event.kind != Event::Kind::copy;
+  });
+}
+
+RankClock::Played RankClock::play_alone(size_t block, const LoggedAction& action) {
+  const auto swap_state = [&](auto& other) {
+    auto& [ops, lanes, last_bandwidth, exposed, longest] = other;
+    std::swap(ops, ops_);
+    std::swap(lanes, lanes_);
+    std::swap(last_bandwidth, last_bandwidth_);
+    std::swap(exposed, exposed_);
+    std::swap(longest, longest_);
+  };
+  struct State {
+    Moment ops;
+    EnumArray<LaneKind, Moment, num_lanes> lanes{};
+    double last_bandwidth = 0;
+    std::array<double, num_waited_lanes> exposed{};
+    std::array<LongestWait, num_waited_lanes> longest{};
+  } state;
+  swap_state(state);
+  play_events(block, {&action, false, std::nullopt, nullptr}, nullptr);
+  swap_state(state);
+  Played played{state.ops, {}, state.last_bandwidth, state.exposed, state.longest};
+  for (size_t lane = 0; lane < num_lanes; ++lane)
+    if (state.lanes[lane].time > 0) played.lanes.emplace_back(lane, state.lanes[lane]);
+  return played;
+}
+
+bool RankClock::add_played(size_t block, const LoggedAction& action) {
+  std::optional<Played>& played = played_[block];
+  if (!played) {
+    if (!is_played_alike(block, action)) return false;
+    played = play_alone(block, action);
+  }
+  const auto after = [](Moment start, const Moment& more) {
+    start.time += more.time;
+    for (size_t i = 0; i < num_spendings; ++i) start.spent[i] += more.spent[i];
+    return start;
+  };
+  for (const auto& [lane, end] : played->lanes) lanes_[lane] = after(ops_, end);
+  if (played->last_bandwidth > 0) last_bandwidth_ = ops_.time + played->last_bandwidth;
+  ops_ = after(ops_, played->ops);
+  for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
+    exposed_[lane] += played->exposed[lane];
+    if (played->longest[lane].seconds > longest_[lane].seconds) {
+      longest_[lane] = played->longest[lane];
+      longest_[lane].unit = action.unit;
+    }
+  }
+  return true;
+}
+
+TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times) {
+  const LoggedAction* const at = action();
+  const size_t block_number = block();
+  const EventBlock& block_events = events(block_number);
+  ++part_;
+  std::optional<Pending> awaited;
+  Pending* begun = nullptr;
+  bool is_transfer = false;
+  if (at != nullptr) {
+    const Role role = role_of(*at);
+    is_transfer = role.is_transfer;
+    if (role.awaits) awaited = begun_.await(*role.work);
+    if (role.begins) begun = &begun_.at(*role.work);
+  }
+  if (not_before != nullptr) {
+    if (!awaited) awaited.emplace();
+    awaited->end.await(*not_before);
+  }
+  TimeSpan span{ops_.time, ops_.time};
+  if (postponed_ > 0 && at != nullptr && (at->kind == ActionKind::await_gradients || at->kind == ActionKind::norm))
+    run_postponed(at);
+  // An action that awaits work logs that wait as its first event, if at all.
+  const bool writes_wait = !block_events.empty() && block_events.front().kind == Event::Kind::wait;
+  const bool meets = at != nullptr && at->kind == ActionKind::norm && not_before != nullptr;
+  if (awaited && (!writes_wait || meets)) wait_for(*awaited, at, !is_transfer && !meets);
+  if (at != nullptr && at->kind == ActionKind::update && is_beside(block_events)) {
+    if (times != nullptr) times->assign(block_events.size(), {});
+    if (!updating_) updates_.begin(ops_);
+    updating_ = true;
+    for (size_t i = 0; i < block_events.size(); ++i)
+      if (is_of_ops(block_events[i])) run_op(block_events[i], seconds_[block_number][i]);
+    updates_.play(at->unit, block_events, seconds_[block_number], times);
+    return span;
+  }
+  const bool reads_weights = at != nullptr && at->kind == ActionKind::forward && !delays_updates_;
+  if (reads_weights || (at != nullptr && at->kind == ActionKind::gather)) await_update(*at);
+  read_.reset();
+  const bool is_added = plays_once_ && at != nullptr && times == nullptr && !awaited && begun == nullptr &&
+                        last_bandwidth_ <= ops_.time && add_played(block_number, *at);
+  if (!is_added) play_events(block_number, {at, is_transfer, awaited, begun}, times);
   if (read_ && at != nullptr && at->kind == ActionKind::gather) gathered_.push_back(ops_);
   span.end_seconds = ops_.time;
   return span;

@@ -4,8 +4,8 @@
 #include <array>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <optional>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -31,8 +31,9 @@ namespace gptrain::inline planner {
 // - Other ranks are ready at once, unless `not_before` says otherwise.
 class RankClock {
  public:
-  // Borrows the log, which must outlive the clock.
-  RankClock(const StepLog& log, const EventTimes& times);
+  // Borrows the log, which must outlive the clock. `plays_once`: plays equal events only once if no other work is under
+  // way, and adds their time for each further action. Sums are then rounded otherwise, by less than 1e-11 of the step.
+  RankClock(const StepLog& log, const EventTimes& times, bool plays_once = false);
 
   // Plays the next part of the step: the events before the first action, then each action, then the events after the
   // last one. Returns the time span of the part's ops and waits. `not_before`: the moment at which data from another
@@ -53,19 +54,54 @@ class RankClock {
   const std::array<LongestWait, num_waited_lanes>& longest_waits() const { return longest_; }
 
  private:
-  // Work that one action begins and another one awaits: its kind, unit and micro-batch.
-  using Work = std::array<int32_t, 3>;
   struct Pending {
     Moment end;
     size_t lane = 0;
     std::string_view operation = {};
   };
+  // Work that one action begins and another one awaits.
+  struct Work {
+    int8_t kind = 0;
+    int32_t unit = -1;
+    int32_t micro_batch = -1;
+
+    bool operator==(const Work&) const = default;
+  };
   struct Role {
     std::optional<Work> work = {};  // none: the action neither begins nor awaits work
+    bool is_transfer = false;       // between stages
     bool awaits = false;
     bool begins = false;
   };
+  // Work that has begun. Work of one micro-batch is forgotten once it is awaited.
+  class Begun {
+   public:
+    // Returns the work's place, an empty one if the work has not begun yet. Valid until the next call.
+    Pending& at(const Work& work);
+    // Returns nothing if the work has not begun.
+    std::optional<Pending> await(const Work& work);
+
+   private:
+    std::vector<std::optional<Pending>> of_units_;  // by unit and kind: work of all micro-batches
+    std::vector<Work> works_;                       // the others; few at a time
+    std::vector<Pending> pending_;                  // by work of works_
+  };
   static Role role_of(const LoggedAction& action);
+  // The circumstances of an action, beside its events.
+  struct Context {
+    const LoggedAction* action = nullptr;
+    bool is_transfer = false;
+    const std::optional<Pending>& awaited;
+    Pending* begun = nullptr;  // null: the action begins no work
+  };
+  // The ops and collectives of a block, played from time 0 on with nothing else under way.
+  struct Played {
+    Moment ops;
+    std::vector<std::pair<size_t, Moment>> lanes;  // ends of the collectives by lane
+    double last_bandwidth = 0;
+    std::array<double, num_waited_lanes> exposed{};
+    std::array<LongestWait, num_waited_lanes> longest{};
+  };
 
   const LoggedAction* action() const;  // action of the next part; null before the first and after the last action
   size_t block() const;                // index of the next part in seconds_
@@ -77,6 +113,11 @@ class RankClock {
   Pending run_collective(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time);
   void run_away(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time);
   void run_postponed(const LoggedAction* action);
+  void play_events(size_t block, const Context& context, std::vector<TimeSpan>* times);
+  // Plays a block's events as play_events does, but for rounding. Returns false if that takes play_events.
+  bool add_played(size_t block, const LoggedAction& action);
+  bool is_played_alike(size_t block, const LoggedAction& action) const;
+  Played play_alone(size_t block, const LoggedAction& action);
   void begin_after_two();
   // Plays the updates of the step before.
   void begin_after_another();
@@ -86,12 +127,15 @@ class RankClock {
   const Software software_;
   const double slow_down_;
   const bool lanes_take_turns_;
-  const bool delays_updates_;                 // updates run beside the whole next step
-  std::vector<std::vector<double>> seconds_;  // by event of each block of the log; then of log_.before and log_.after
+  const bool delays_updates_;  // updates run beside the whole next step
+  const bool plays_once_;
+  std::vector<std::vector<double>> seconds_;   // by event of each block of the log; then of log_.before and log_.after
+  std::vector<std::optional<Played>> played_;  // by block of the log
   size_t part_ = 0;
   Moment ops_, copies_, to_host_, to_device_;
   EnumArray<LaneKind, Moment, num_lanes> lanes_{};
-  std::map<Work, Pending> pending_;
+  double last_bandwidth_ = 0;  // time of the last end of a collective that slows ops down
+  Begun begun_;
   std::vector<Pending> in_part_;  // by event of the part
   UpdateClock updates_;
   bool updating_ = false;        // the norm is over

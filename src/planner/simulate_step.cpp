@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstddef>
-#include <deque>
 #include <fmt/format.h>
 #include <optional>
 #include <stdexcept>
@@ -13,6 +12,35 @@
 
 namespace gptrain::inline planner {
 namespace {
+
+// A queue whose elements lie side by side.
+template <typename T>
+class Queue {
+ public:
+  bool empty() const { return first_ == values_.size(); }
+  size_t size() const { return values_.size() - first_; }
+  T& front() { return values_[first_]; }
+  const T& front() const { return values_[first_]; }
+  const T& operator[](size_t index) const { return values_[first_ + index]; }
+  void push_back(const T& value) {
+    // Moves the elements to the front once most of the room is before them.
+    if (first_ > most_before && first_ > size()) {
+      values_.erase(values_.begin(), values_.begin() + static_cast<std::ptrdiff_t>(first_));
+      first_ = 0;
+    }
+    values_.push_back(value);
+  }
+  void pop_front() { ++first_; }
+  void erase(size_t index) {
+    for (; index > 0; --index) values_[first_ + index] = values_[first_ + index - 1];
+    pop_front();
+  }
+
+ private:
+  static constexpr size_t most_before = 16;
+  std::vector<T> values_;
+  size_t first_ = 0;
+};
 
 // Transfers from one stage in one direction. A transfer begins once both sides have begun it.
 class Link {
@@ -45,13 +73,13 @@ class Link {
   // each end once.
   std::optional<End> take_end(bool sends, const StageMessage& message) {
     Side& side = sends ? sends_ : receives_;
-    const auto found = std::find_if(side.awaited.begin(), side.awaited.end(),
-                                    [&](const Awaited& other) { return other.message == message; });
-    if (found == side.awaited.end()) throw std::logic_error("a stage awaits a transfer that it has not begun");
-    const size_t index = found->number - first_end_;
+    size_t place = 0;
+    while (place < side.awaited.size() && side.awaited[place].message != message) ++place;
+    if (place == side.awaited.size()) throw std::logic_error("a stage awaits a transfer that it has not begun");
+    const size_t index = side.awaited[place].number - first_end_;
     if (index >= ends_.size()) return std::nullopt;
     const End end = ends_[index];
-    side.awaited.erase(found);
+    side.awaited.erase(place);
     for (; first_end_ < std::min(sends_.first_awaited(), receives_.first_awaited()); ++first_end_) ends_.pop_front();
     return end;
   }
@@ -62,15 +90,15 @@ class Link {
     size_t number;
   };
   struct Side {
-    std::deque<Awaited> awaited;
-    std::deque<Moment> begun;  // beginnings of transfers that the other side has not begun
-    size_t next = 0;           // number of the next transfer
+    Queue<Awaited> awaited;
+    Queue<Moment> begun;  // beginnings of transfers that the other side has not begun
+    size_t next = 0;      // number of the next transfer
 
     size_t first_awaited() const { return awaited.empty() ? next : awaited.front().number; }
   };
   Side sends_, receives_;
-  std::deque<std::pair<double, size_t>> lengths_;
-  std::deque<End> ends_;
+  Queue<std::pair<double, size_t>> lengths_;
+  Queue<End> ends_;
   size_t first_end_ = 0;  // number of the transfer at ends_.front()
   Moment last_end_;
 };
@@ -97,9 +125,13 @@ std::optional<PipelineBar::Kind> bar_kind(ActionKind kind) {
 // Plays the actions of one stage.
 class Walk {
  public:
-  Walk(const StageLog& stage, PlannedStage& out)
-      : log_(*stage.log), stages_(log_.stages), clock_(log_, stage.times), out_(out) {
-    out_.not_before.resize(log_.actions.size());
+  Walk(const StageLog& stage, PlannedStage& out, bool plays_once, bool keeps_timeline)
+      : log_(*stage.log),
+        stages_(log_.stages),
+        clock_(log_, stage.times, plays_once),
+        out_(out),
+        keeps_timeline_(keeps_timeline) {
+    if (keeps_timeline) out_.not_before.resize(log_.actions.size());
     clock_.next();
   }
 
@@ -113,13 +145,13 @@ class Walk {
 
   // Plays the next action, or returns false if it waits for another stage. `links`: by stage and Way.
   bool advance(std::vector<EnumArray<Way, Link, num_ways>>& links) {
-    const std::optional<Transfer> transfer = transfer_of(action().kind);
+    const auto& [transfer, route, message_but_micro_batch] = known(action());
     if (!transfer) {
       play(nullptr);
       return true;
     }
-    const StageMessage message = message_of(stages_, action().kind, action().micro_batch, action().unit);
-    const Route route = route_of(stages_, message);
+    StageMessage message = message_but_micro_batch;
+    message.micro_batch = action().micro_batch;
     Link& link = links[route.from][route.way];
     if (transfer->begins) {
       link.begin(transfer->sends, message, clock_.now(),
@@ -149,7 +181,26 @@ class Walk {
   }
 
  private:
+  // The transfer of an action, equal for all micro-batches.
+  struct Known {
+    std::optional<Transfer> transfer;
+    Route route = {};
+    StageMessage message = {};
+  };
+
   const LoggedAction& action() const { return log_.actions[next_]; }
+
+  const Known& known(const LoggedAction& of) {
+    const size_t index = static_cast<size_t>(of.unit + 1) * num_action_kinds + static_cast<size_t>(of.kind);
+    if (index >= known_.size()) known_.resize(index + num_action_kinds);
+    std::optional<Known>& known = known_[index];
+    if (known) return *known;
+    known = Known{transfer_of(of.kind)};
+    if (!known->transfer) return *known;
+    known->message = message_of(stages_, of.kind, of.micro_batch, of.unit);
+    known->route = route_of(stages_, known->message);
+    return *known;
+  }
 
   static size_t lane_of(const Transfer& transfer, Way way) {
     if (way == Way::to_next)
@@ -158,7 +209,7 @@ class Walk {
   }
 
   void play(const Moment* not_before) {
-    if (not_before != nullptr) out_.not_before[next_] = not_before->time;
+    if (not_before != nullptr && keeps_timeline_) out_.not_before[next_] = not_before->time;
     const TimeSpan span = clock_.next(not_before);
     if (const auto kind = bar_kind(action().kind)) add_bar(*kind, span);
     ++next_;
@@ -170,6 +221,7 @@ class Walk {
     if (kind == PipelineBar::Kind::backward_weight && (of_head || !stages_.schedule->splits_backward))
       kind = PipelineBar::Kind::backward;
     if (kind != PipelineBar::Kind::update) out_.busy_seconds += span.seconds();
+    if (!keeps_timeline_) return;
     const int32_t chunk = kind == PipelineBar::Kind::update ? 0 : stages_.chunk_of(action().unit);
     if (!out_.bars.empty()) {
       PipelineBar& last = out_.bars.back();
@@ -185,18 +237,21 @@ class Walk {
   const Stages& stages_;
   RankClock clock_;
   PlannedStage& out_;
+  const bool keeps_timeline_;                // bars and PlannedStage::not_before
+  std::vector<std::optional<Known>> known_;  // by unit + 1 and kind of action
   size_t next_ = 0;
   std::array<double, num_waited_lanes> exposed_transfers_{};
 };
 
-}  // namespace
-
-SimulatedStep simulate_step(const std::vector<StageLog>& stages) {
+SimulatedStep simulate(const std::vector<StageLog>& stages, size_t most_in_full, bool keeps_timeline) {
   SimulatedStep step;
   step.pipeline.stages.resize(stages.size());
+  size_t num_actions = 0;
+  for (const StageLog& stage : stages) num_actions += stage.log->actions.size();
   std::vector<Walk> walks;
   walks.reserve(stages.size());
-  for (size_t i = 0; i < stages.size(); ++i) walks.emplace_back(stages[i], step.pipeline.stages[i]);
+  for (size_t i = 0; i < stages.size(); ++i)
+    walks.emplace_back(stages[i], step.pipeline.stages[i], num_actions > most_in_full, keeps_timeline);
   std::vector<EnumArray<Way, Link, num_ways>> links(stages.size());
   bool moved = true;
   while (std::exchange(moved, false)) {
@@ -227,6 +282,16 @@ SimulatedStep simulate_step(const std::vector<StageLog>& stages) {
   step.pipeline.seconds = end.time;
   step.critical = end.spent;
   return step;
+}
+
+}  // namespace
+
+SimulatedStep simulate_step(const std::vector<StageLog>& stages, size_t most_in_full) {
+  return simulate(stages, most_in_full, true);
+}
+
+double simulated_seconds(const std::vector<StageLog>& stages) {
+  return simulate(stages, most_actions_in_full, false).pipeline.seconds;
 }
 
 }  // namespace gptrain::planner

@@ -112,6 +112,20 @@ class Recognition(FormatCase):
             with self.subTest(name=name):
                 self.refuse_all(self.write(name, content), message)
 
+    def test_a_record_that_looks_wide_makes_no_wide_text(self):
+        """A damaged first record decides neither with a mark of UTF-16 nor with zeros; texts in UTF-16 have them everywhere."""
+        for record in (b"\xff\xfe", b"\xfe\xff{}", b"\xff\xfe\0\0", b"\xff\xfe\0", "{'a': 1}".encode("utf-16"), b"\xff\xfe\xff"):
+            with self.subTest(record=record):
+                self.write("a.jsonl", record + b"\n" + JSONL)
+                code, error = self.run_pack("a.jsonl")
+                self.assertEqual(code, DATA, error)
+                self.assertIn(", line 1", error)
+                self.assertIn("left out: 1 document", self.pack("a.jsonl", more=["--on-bad-line", "skip"]))
+                self.assertEqual(self.documents(), DOCUMENTS)
+        for text in (JSONL.decode(), "\u4e0a\u3002\u4e0a\uff0c\u5317" * 99, "\u4e0a\n" * 99, "\u010a\u0141" * 99):
+            for encoding in ("utf-16", "utf-16-be"):
+                self.refuse_all(self.write("b.txt", ("\ufeff" * (encoding == "utf-16-be") + text).encode(encoding)), "text in UTF-16")
+
     def test_four_letters_make_no_binary_file(self):
         """Texts that begin with the letters of Parquet, or hold those of tar in their place."""
         for name, text in [("a.txt", "PARENTS should read.\n"), ("b.txt", "x" * 257 + "ustar seeds" + "y" * 300), ("c.txt", "PAR1 of it\n")]:

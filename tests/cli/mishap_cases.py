@@ -329,6 +329,25 @@ class Limits(CliCase):
         self.assertEqual(result.returncode, MACHINE, result.stderr)
         self.assertIn("of data (ulimit -d) for arrays, threads and libraries, but its limit is 40.0 MiB in all", result.stderr)
 
+    def test_threads(self):
+        """A thread that cannot be started is a limit of the machine. Root has no such limit, so that the run is another user's."""
+        config = self.write_run()
+        self.folder.chmod(0o777)
+
+        def lower():
+            resource.setrlimit(resource.RLIMIT_NPROC, (threads, threads))
+            if os.geteuid() == 0:
+                os.setgid(54321)
+                os.setuid(54321)
+        for threads, arguments in ((1, []), (2, []), (2, ["--ranks", "2", *overrides("batch.micro=1")])):
+            try:
+                result = subprocess.run([EXECUTABLE, "train", config, *arguments], cwd=self.folder, preexec_fn=lower, text=True,
+                                        capture_output=True, timeout=TIMEOUT_SECONDS, check=False)
+            except PermissionError:
+                self.skipTest("other users may not run the program")
+            self.assertEqual(result.returncode, MACHINE, result.stderr)
+            self.assertRegex(result.stderr, "gptrain: cannot start the thread that .*: Resource temporarily unavailable .see ulimit -u")
+
     def test_sockets_of_ranks(self):
         """All groups of a pair of ranks share a connection; rank 0 has a second one to each, for the heartbeat."""
         ranks, listeners = 4, 2

@@ -8,6 +8,7 @@
 
 #include "base/error.h"
 #include "base/text_file.h"
+#include "data/tokenizer/unicode.h"
 
 namespace gptrain::inline data {
 namespace {
@@ -33,14 +34,17 @@ bool is_tar_header(std::string_view start) {
   return stored == sum;
 }
 
+// Whether the byte is a control character that texts do not have.
+bool is_control(char c) {
+  return static_cast<uint8_t>(c) < 0x20 && std::string_view("\t\n\v\f\r\x1B").find(c) == std::string_view::npos;
+}
+
 // Returns true if control bytes follow the four letters, as in every Parquet file and in no text.
 bool is_parquet_with(std::string_view magic, std::string_view start) {
   constexpr size_t most_bytes = 1000;
   if (!start.starts_with(magic)) return false;
   const std::string_view rest = start.substr(magic.size(), most_bytes);
-  return std::any_of(rest.begin(), rest.end(), [](char c) {
-    return static_cast<uint8_t>(c) < 0x20 && std::string_view("\t\n\v\f\r\x1B").find(c) == std::string_view::npos;
-  });
+  return std::any_of(rest.begin(), rest.end(), is_control);
 }
 
 struct Magic {
@@ -104,9 +108,26 @@ constexpr Magic foreign[] = {
     {0, "x\xDA", "zlib data", decompress},
 };
 
+// Returns true if most bytes after the first line break are in lines of UTF-8 without control characters: then a first
+// record that looks like UTF-16 is only damaged. Lines of UTF-16 have zeros, or bytes that are not UTF-8.
+bool has_lines_of_utf8(std::string_view start) {
+  const size_t first = start.find('\n');
+  if (first == std::string_view::npos) return false;
+  const std::string_view rest = start.substr(first + 1);
+  size_t readable = 0;
+  for (size_t begin = 0; begin < rest.size();) {
+    const std::string_view line = rest.substr(begin, rest.find('\n', begin) - begin);
+    begin += line.size() + 1;
+    if (find_invalid_utf8(line) == line.size() && std::none_of(line.begin(), line.end(), is_control))
+      readable += line.size() + 1;
+  }
+  return readable * 4 > rest.size() * 3;
+}
+
 // Returns the encoding's name; empty if none. ASCII in UTF-16 has a zero in every second byte. Most characters in
 // UTF-32 have two zeros in the same half of their four bytes.
 std::string_view wide_encoding(std::string_view start) {
+  if (has_lines_of_utf8(start)) return {};
   if (start.starts_with(std::string_view("\xFF\xFE\0\0", 4)) ||
       start.starts_with(std::string_view("\0\0\xFE\xFF", 4))) {
     return "UTF-32";

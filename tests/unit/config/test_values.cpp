@@ -194,7 +194,17 @@ TEST_CASE("a short try of a run is offered --steps first") {
   CHECK(fault({"run.steps=5", "schedule.warmup_steps=10"})
             .starts_with("to try a run's first 5 steps, leave run.steps as it is and give train --steps 5, which keeps "
                          "the schedule"));
+  for (const Overrides& too_late :
+       {Overrides{"schedule.type=wsd", "schedule.decay_steps=5", "run.steps=4"},
+        Overrides{"optimizer.type=onebit-adam", "optimizer.freeze_step=9", "run.steps=4"},
+        Overrides{R"(parallel.local_steps={"islands": 2, "every": 2, "start_step": 6})", "run.steps=4"},
+        Overrides{R"(comm.compression={"kind": "int8", "start_step": 6})", "run.steps=4"}}) {
+    INFO(too_late.front());
+    CHECK(fault(too_late).starts_with(
+        "to try a run's first 4 steps, leave run.steps as it is and give train --steps 4, "));
+  }
   CHECK(fault({"schedule.warmup_steps=1001"}).starts_with("schedule.warmup_steps"));
+  CHECK(fault({"run.steps=0"}).starts_with("run.steps = 0: must be at least"));
 }
 
 TEST_CASE("what other trainers call a value is answered with ours") {

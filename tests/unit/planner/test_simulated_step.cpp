@@ -1,9 +1,13 @@
 // The planned step of all stages, compared with a simulation of passes without actions, events and lanes.
 #include <algorithm>
 #include <cmath>
+#include <iterator>
+#include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
+#include "base/error.h"
 #include "catch.h"
 #include "config/load.h"
 #include "fit/choose_step.h"
@@ -42,30 +46,39 @@ struct Planned {
   PlannedPipeline pipeline;
 };
 
-Planned plan_stages(const RunConfig& config, const Machine& machine) {
-  Planned planned;
-  const int64_t num_stages = config.parallel.pipeline;
-  const Mesh mesh = make_mesh(config, num_stages);
-  for (int64_t stage = 0; stage < num_stages; ++stage) {
-    planned.plans.push_back(plan_rank({config, target_of(machine.device, machine.cluster), num_stages}, stage));
-    planned.times.emplace_back(machine, config, config.run.threads, mesh, stage);
-  }
+std::vector<StageLog> logs_of(const Planned& planned) {
   std::vector<StageLog> logs;
   for (size_t i = 0; i < planned.plans.size(); ++i) logs.push_back({&planned.plans[i].log, planned.times[i]});
-  planned.step = simulate_step(logs);
+  return logs;
+}
+
+// Plans and simulates the first rank of each stage. `ranks_of_stage`: data ranks times tensor ranks.
+Planned plan_stages(const RunConfig& config, const Machine& machine, int64_t ranks_of_stage = 1) {
+  Planned planned;
+  const int64_t num_stages = config.parallel.pipeline;
+  const int64_t world_size = num_stages * ranks_of_stage;
+  const Mesh mesh = make_mesh(config, world_size);
+  for (int64_t stage = 0; stage < num_stages; ++stage) {
+    const int64_t rank = mesh.first_rank_of_stage(stage);
+    planned.plans.push_back(plan_rank({config, target_of(machine.device, machine.cluster), world_size}, rank));
+    planned.times.emplace_back(machine, config, config.run.threads, mesh, rank);
+  }
+  planned.step = simulate_step(logs_of(planned));
   planned.pipeline = planned.step.pipeline;
   return planned;
 }
 
 // Products dominate everything else.
-RunConfig staged_config(const std::string& schedule, int64_t stages, int64_t chunks, int64_t micro_batches) {
-  const std::vector<std::string> overrides = {"batch.micro=32", "batch.accumulation=" + std::to_string(micro_batches),
-                                              "parallel.pipeline=" + std::to_string(stages),
-                                              "parallel.pipeline_schedule=" + schedule,
-                                              "parallel.virtual_stages=" + std::to_string(chunks)};
+RunConfig staged_config(const std::string& schedule, int64_t stages, int64_t chunks, int64_t micro_batches,
+                        const std::vector<std::string>& others = {}, int64_t ranks_of_stage = 1) {
+  std::vector<std::string> overrides = {"batch.micro=32", "batch.accumulation=" + std::to_string(micro_batches),
+                                        "parallel.pipeline=" + std::to_string(stages),
+                                        "parallel.pipeline_schedule=" + schedule,
+                                        "parallel.virtual_stages=" + std::to_string(chunks)};
+  overrides.insert(overrides.end(), others.begin(), others.end());
   return parse_config(R"({"model": {"preset": "gpt2-124m", "tied_head": false}, "data": {"train": [{"path": "x"}]},
                           "precision": {"compute": "bf16"}, "optimizer": {"lr": 1e-3}, "run": {"steps": 1, "out": "x"}})",
-                      overrides, "test", stages);
+                      overrides, "test", stages * ranks_of_stage);
 }
 
 // Returns the length of the second micro-batch's pass of a kind through a chunk; the first one makes copies and
@@ -125,6 +138,74 @@ TEST_CASE("a planned pipeline takes the time that its passes take by themselves"
       }
     }
   }
+}
+
+TEST_CASE("a step whose equal events are played once takes as long as one that is played in full") {
+  struct Case {
+    std::vector<std::string> settings;
+    int64_t ranks_of_stage;
+  };
+  const Case cases[] = {{{}, 1},
+                        {{"parallel.tensor=2"}, 2},
+                        {{"parallel.tensor=4", "parallel.sequence=true", "memory.recompute=selective"}, 4},
+                        {{"parallel.zero=1", "memory.recompute=block"}, 2},
+                        {{"parallel.zero=2", "parallel.tensor=2"}, 4},
+                        {{"parallel.zero=3"}, 2}};
+  struct Order {
+    const char* schedule;
+    int64_t chunks;
+  };
+  const Order orders[] = {
+      {"1f1b", 1}, {"interleaved", 2}, {"interleaved", 3}, {"zero-bubble", 1}, {"zero-bubble-v", 2}};
+  std::mt19937 draw(20261127);  // NOLINT: the same cases in every run
+  const auto below = [&](size_t end) { return draw() % end; };
+  size_t tried = 0;
+  for (int round = 0; round < 40; ++round) {
+    const Case& c = cases[below(std::size(cases))];
+    const Order& order = orders[below(std::size(orders))];
+    const auto stages = static_cast<int64_t>(1 + below(4));
+    const auto micro_batches = static_cast<int64_t>(1 + below(13));
+    INFO(order.schedule << " of " << order.chunks << " chunks, " << stages << " stages, " << micro_batches << ": "
+                        << (c.settings.empty() ? "" : c.settings.front()));
+    std::optional<RunConfig> config;
+    try {
+      config = stages == 1
+                   ? staged_config("1f1b", 1, 1, micro_batches, c.settings, c.ranks_of_stage)
+                   : staged_config(order.schedule, stages, order.chunks, micro_batches, c.settings, c.ranks_of_stage);
+    } catch (const Error&) {
+      continue;  // a rule between keys
+    }
+    ++tried;
+    Machine machine = below(2) == 0 ? usual_machine() : free_links();
+    if (below(3) == 0) machine.cluster.link_bytes_per_second = 1e9;  // exposes communication
+    const Planned planned = plan_stages(*config, machine, c.ranks_of_stage);
+    const SimulatedStep& full = planned.step;
+    const SimulatedStep once = simulate_step(logs_of(planned), 0);
+    const double allowed = 1e-12 * full.pipeline.seconds;
+    const auto differ = [&](double a, double b) { return !(std::abs(a - b) <= allowed); };
+    CHECK_FALSE(differ(full.pipeline.seconds, once.pipeline.seconds));
+    CHECK_FALSE(differ(full.bubble_seconds, once.bubble_seconds));
+    for (size_t i = 0; i < num_spendings; ++i) CHECK_FALSE(differ(full.critical[i], once.critical[i]));
+    for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
+      CHECK_FALSE(differ(full.exposed_seconds[lane], once.exposed_seconds[lane]));
+      CHECK_FALSE(differ(full.longest_waits[lane].seconds, once.longest_waits[lane].seconds));
+    }
+    for (size_t stage = 0; stage < full.pipeline.stages.size(); ++stage) {
+      const PlannedStage& a = full.pipeline.stages[stage];
+      const PlannedStage& b = once.pipeline.stages[stage];
+      CHECK_FALSE(differ(a.busy_seconds, b.busy_seconds));
+      CHECK_FALSE(differ(a.waiting_seconds, b.waiting_seconds));
+      REQUIRE(a.bars.size() == b.bars.size());
+      REQUIRE(a.not_before.size() == b.not_before.size());
+      size_t different = 0;
+      for (size_t i = 0; i < a.bars.size(); ++i)
+        different += differ(a.bars[i].time.start_seconds, b.bars[i].time.start_seconds) ||
+                     differ(a.bars[i].time.end_seconds, b.bars[i].time.end_seconds);
+      for (size_t i = 0; i < a.not_before.size(); ++i) different += differ(a.not_before[i], b.not_before[i]);
+      CHECK(different == 0);
+    }
+  }
+  CHECK(tried > 20);
 }
 
 TEST_CASE("slow links lengthen a planned pipeline by what they carry") {
