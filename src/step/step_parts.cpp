@@ -222,11 +222,11 @@ MemoryPlan StepParts::taken() const {
     for (size_t c = 0; c < num_memory_classes; ++c)
       if (arenas[place][c]) bytes[c] += arenas[place][c]->bytes();
   }
-  MemoryPlan away;
-  parameters->state_layout().add_away(away);
-  taken += away;
+  MemoryPlan beside;  // state that is away
+  parameters->state_layout().add_away(beside);
+  taken += beside;
   // The arena of optimizer state has all that is away on the host.
-  taken.on(MemoryPlace::pinned_host)[MemoryClass::optimizer] -= away.total(MemoryPlace::pinned_host);
+  taken.on(MemoryPlace::pinned_host)[MemoryClass::optimizer] -= beside.total(MemoryPlace::pinned_host);
   taken.on(host_place(backend.target()))[MemoryClass::snapshot] +=
       (snapshot ? snapshot->bytes() : 0) + save_buffer_bytes(design->choices);
   return taken;
