@@ -28,7 +28,7 @@ class ProductCheck {
   ProductCheck(Stream stream, Download download) : stream_(stream), download_(std::move(download)) {}
 
   // Returns the fault of the algorithm that `run` queues; empty: none. Calls `run` up to twice. Leaves the results
-  // undefined. `bias_gradient`: a second result [1, n], the sums over the rows of the operand [depth, m] that is stored
+  // undefined. `bias_gradient`: a second result [1, m], the sums over the rows of the operand [depth, m] that is stored
   // transposed; not given: none. `scratch`: product_check_bytes, aligned to 8 bytes; `run` may use it as well. Waits
   // for the device.
   std::string fault(const ExpectedProduct& expected, const Matrix& bias_gradient, const std::function<void()>& run,

@@ -83,8 +83,8 @@ void sync_folder(const std::filesystem::path& folder);
 void create_folders(const std::filesystem::path& folder);
 
 // Gives the finished folder `temporary` the name `target` in one step and syncs their common parent. If `target` exists
-// the two change places, so that at every moment a complete folder bears the name; the old one is then deleted. A file
-// system that cannot exchange names needs two steps: a crash between them leaves no folder of the name. Tries more than
+// the two exchange their names, so that at every moment a complete folder bears the name; the old one is then deleted,
+// if it can be. If the file system cannot exchange names, a crash can leave no folder of the name. Tries more than
 // once.
 void publish_folder(const std::filesystem::path& temporary, const std::filesystem::path& target);
 

@@ -69,8 +69,8 @@ class Communicator {
 // Returns a group whose ranks are threads of this process: element r is rank r's handle. size >= 1; a group of one only
 // copies `in` to `out`. The group lives as long as any handle. A handle belongs to its thread: destroying it tells the
 // peers that the rank is gone. A peer that still needs it throws PeerGone, or Error(device) if every rank waits.
-// `num_threads`: number of ranks of the process, if the group has only some of them; 0: the group has all. Waiting
-// ranks spin if the process has a core for each of these, and sleep otherwise.
+// `num_threads`: number of ranks of the process, if the group has only some of them; 0: the group has all. A rank that
+// waits sleeps, after it has spun for a moment if the process has a core for each of these ranks.
 std::vector<std::unique_ptr<Communicator>> make_local_group(int size, int num_threads = 0);
 
 }  // namespace gptrain::comm

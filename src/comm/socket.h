@@ -41,8 +41,8 @@ struct Accepted {
   Socket socket;
   std::string address;  // the peer's, numeric
 };
-// Returns the next connection; nullopt if none arrives by the deadline, or if the process or the system may open no
-// more files.
+// Returns the next connection; nullopt if none arrives by the deadline, or if the process or the system lacks files or
+// memory for it.
 std::optional<Accepted> accept_from(const Socket& listener, Clock::time_point deadline);
 
 // Tries each address of `host` (a name or number) once, until the deadline. Returns nullopt if none connects.

@@ -80,8 +80,8 @@ class AttentionCore {
   LayerLayout::Field lse_ = LayerLayout::none;
 };
 
-// RETURNS the sums of the gradients of a tensor rank's sinks that the core computes: one for the rank's
-// attention_heads, or in ring attention two for each sequence of the micro-batch, one for each run of its queries.
+// RETURNS the sums of gradients of the sinks that the core computes: one sum, for the rank's attention_heads; in ring
+// attention two sums for each sequence of the micro-batch, one for each run of the rank's queries.
 SummedParameter summed_sinks(const LayerContext& context, const Parameter& sinks);
 
 // RETURNS the core of a rank that has whole sequences, or parts of them (StepShape::context). REQUIRES: context and

@@ -36,8 +36,8 @@ class AwayGradients {
   void read(int64_t unit);
   // Fills a unit's bucket with the sum of earlier micro-batches. REQUIRES: Sharding::buckets_hold_sums.
   void load(int64_t unit, std::byte* bucket);
-  // Puts the rank's piece of a bucket into the unit's slot; with ZeRO 2 and 3 added to the sum of earlier
-  // micro-batches.
+  // Puts the rank's piece of a bucket into the unit's slot. With ZeRO 2 and 3 adds it to the sum of earlier
+  // micro-batches, which it reads first.
   void take(int64_t unit, const std::byte* bucket, int64_t micro_batch);
   // Makes the unit's slot ready for AccumulatedGradients: with `reads` it holds the sum of earlier micro-batches, else
   // it may be overwritten.

@@ -32,8 +32,8 @@ class WeightReads {
   // Says which units are gathered next, in this order, in place of those said before, and begins to read. REQUIRES: all
   // gathers passed to `release` are over.
   void begin(const std::vector<int32_t>& units);
-  // Waits until the weights of the next unit, which is `unit`, are in its slot. THROWS std::logic_error if another unit
-  // is next, and as WorkingFiles::wait and UpdateLane::await_weights.
+  // Waits until the weights of the next unit, which is `unit`, are in its slot; on a GPU it makes the ops wait instead.
+  // THROWS std::logic_error if another unit is next, and as WorkingFiles::wait and UpdateLane::await_weights.
   void fetch(int64_t unit);
   // Says that the gather reads the unit's slot until its ticket is over, and begins to read more.
   void release(int64_t unit, Lane::Ticket gather);

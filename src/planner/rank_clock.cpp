@@ -195,7 +195,7 @@ void RankClock::wait_for(const Pending& pending, const LoggedAction* action, boo
 void RankClock::run_op(const Event& event, double seconds) {
   const size_t spending = spending_of(event);
   const double busy = std::max(ops_.time, last_bandwidth_);
-  const double beside = (busy - ops_.time) * (1 - slow_down_);  // the op's work, in seconds, until lanes are free
+  const double beside = (busy - ops_.time) * (1 - slow_down_);  // seconds of the op that are done while lanes are busy
   ops_.add(spending, beside < seconds ? busy - ops_.time + seconds - beside : seconds / (1 - slow_down_));
 }
 

@@ -99,8 +99,8 @@ class ChainSolver::Tables {
     }
   }
 
-  // Computes, by pieces of memory besides the input, the least seconds to run the segment again for its backward
-  // passes.
+  // Computes the least seconds to run the segment again for its backward passes, by the number of pieces of memory that
+  // it may use besides its input.
   void solve_recompute(int32_t first, int32_t last) {
     std::vector<double>& least = recompute_[at(first, last)];
     least.assign(static_cast<size_t>(pieces_) + 1, never);

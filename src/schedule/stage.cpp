@@ -409,7 +409,7 @@ class Stage {
     }
   }
 
-  // Adds the weight gradients that backward() has left.
+  // Adds the actions for weight gradients that backward() has left out.
   void backward_weight(InFlight& flight) {
     for (int32_t unit = stages_.end_unit(flight.chunk) - 1; unit >= stages_.first_unit(flight.chunk); --unit) {
       if (unit != head()) add_weight_gradients(flight, unit);

@@ -42,9 +42,9 @@ struct StepResult {
 // world call them in the same order. One thread calls them, the thread of the backend.
 class TrainingStep {
  public:
-  // Takes the design's arenas from `backend`. Borrows the backend, the groups and the members of `updates`.
-  // REQUIRES: the design is for the rank of the groups. Weights and state are undefined until `initialize`, or until
-  // the caller has written `state()` and called weights_changed. THROWS Error(device) if there is not enough memory.
+  // Takes the design's arenas from `backend`. Borrows the backend, the groups and the members of `updates`. REQUIRES:
+  // the design is for the groups' rank. Weights and state are undefined until `initialize`, or until the caller has
+  // written `state()` and called weights_changed. THROWS Error(device), or Error(machine) on a CPU, if memory is short.
   TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
                const UpdateDevice& updates = {});
   // Waits until no other rank reads this rank's memory.
@@ -109,8 +109,8 @@ class TrainingStep {
   // dropout.
   double evaluate(int64_t micro_batches, MicroBatchSource& source);
 
-  // Returns all training state that this rank updates, in device memory, or with `written_only` the part that it writes
-  // to a checkpoint (see ParameterStore::state). Waits for gathers. Not collective.
+  // Returns all training state that this rank updates, or with `written_only` the part that it writes to a checkpoint
+  // (see ParameterStore::state). Waits for gathers. Not collective.
   std::vector<StateSlice> state(bool written_only = false) const;
   // Whether values of `state()` may be away. Their addresses are then those of no memory.
   bool has_state_away() const;
@@ -132,7 +132,7 @@ class TrainingStep {
   // steps; null if none are kept.
   float* residuals_at(int64_t buffer) const;
   const ParameterStore& parameters() const;
-  // Takes the memory of copy_state. Not collective. THROWS Error(device).
+  // Takes the memory of copy_state. Not collective. THROWS as the constructor.
   void take_snapshot_memory();
   // Copies the part of the state that this rank writes to a checkpoint, written_state(): see StateSnapshot::copy. Not
   // collective. REQUIRES: take_snapshot_memory was called.

@@ -61,11 +61,12 @@ class WorkingFiles {
 
   // Begin to read or write a piece. The memory begins at a multiple of page_bytes and stays valid until `wait` has
   // returned. REQUIRES: no write of the piece is under way, and for a write no read; a piece is written before it is
-  // read. THROWS Error(checkpoint) if an earlier transfer failed.
+  // read. THROWS Error(checkpoint) if any transfer so far has failed.
   Ticket begin_read(size_t piece, std::byte* to);
   Ticket begin_write(size_t piece, const std::byte* from);
   // Waits for the ticket and returns its times; zeros if it is `done` or was awaited before. THROWS Error(checkpoint),
-  // which names file and piece, if this or an earlier transfer failed or a block has another checksum than was written.
+  // which names file and piece, if any transfer so far has failed or has read a block with another checksum than was
+  // written.
   Times wait(Ticket ticket);
   // Returns true if `wait` would return or throw at once.
   bool is_over(Ticket ticket);

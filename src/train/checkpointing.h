@@ -43,7 +43,7 @@ class Checkpointing {
     const std::optional<TokenizerRecord>& tokenizer;  // none: not known
     const RunRecord& record;
   };
-  // Borrows all arguments. THROWS Error(device) if there is no memory for the copy of the state.
+  // Borrows all arguments. THROWS as TrainingStep's constructor if there is no memory for the copy of the state.
   Checkpointing(const RunContext& context, FolderWatch& folder, TrainingStep& step, Reporter& reporter, DataFacts data);
 
   // Sets the step's state: loads `checkpoint`, or else sets the initial state, with the weights of the checkpoint
@@ -58,7 +58,7 @@ class Checkpointing {
   bool is_due(int64_t step) const;
   // Call first after each step; `progress` includes the step. If an asynchronous checkpoint is due, waits for the
   // previous one and copies the state. A step that leaves the state `doubtful` puts the checkpoint off to a later step.
-  // After the run's `last` step nothing is copied, as save_at_end saves the state.
+  // After the `last` step of this call of gptrain nothing is copied, as save_at_end saves the state.
   void step_is_over(const RunProgress& progress, bool doubtful, bool last);
   // Saves the checkpoint if one is due, or starts to write it beside the steps. A save that fails is a fault of the
   // run's folder: the run stops, and save_at_end saves the state.

@@ -240,7 +240,7 @@ struct TileMask {
     if (end <= first) return {};
     return {first / strip_size * strip_size, (end + strip_size - 1) / strip_size * strip_size};
   }
-  // Sets `queries`. RETURNS false if the queries of a strip of keys are no range.
+  // Sets `queries`. RETURNS false if the queries that see a strip of keys are not one range.
   bool find_strips(const PlaceRange* seen) {
     for (int key = 0; key < tile_size; key += strip_size) {
       PlaceRange& range = queries[key / strip_size];
