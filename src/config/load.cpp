@@ -217,16 +217,12 @@ std::set<std::string> check_keys(const Json& document, Faults& faults) {
 }
 
 // Returns a line to print before the faults if a run was shortened by run.steps, so that the schedule, or a step at
-// which something begins, does not fit, unless that step was given beside run.steps. Otherwise returns an empty text.
+// which something begins, does not fit. Otherwise returns an empty text.
 std::string shorter_run_hint(std::span<const std::string> overrides, const RunConfig& config, const Faults& faults) {
   const bool of_length = faults.text().find(" run.steps ") != std::string::npos;  // a rule names the run's length
-  bool is_shortened = false;
-  for (const std::string& override_text : overrides) {
-    const std::string key = override_text.substr(0, override_text.find('='));
-    is_shortened |= key == "run.steps";
-    if (key != "run.steps" && faults.concern(key)) return "";
-  }
-  if (!of_length || !is_shortened) return "";
+  const bool overridden = std::any_of(overrides.begin(), overrides.end(),
+                                      [](const std::string& text) { return text.starts_with("run.steps="); });
+  if (!of_length || !overridden) return "";
   return fmt::format(
       "to try a run's first {0} steps, leave run.steps as it is and give train --steps {0}, which keeps the schedule; "
       "the faults:\n",
