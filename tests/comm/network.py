@@ -5,6 +5,7 @@ delay, from an address of the rank that called. So all packets of a rank come fr
 kernel's htb limits their rate. A cut makes a rank's addresses unreachable.
 """
 import collections
+import errno
 import os
 import shutil
 import socket
@@ -123,8 +124,20 @@ class Network:
         if (rank, port) in self.proxied:
             return
         self.proxied.add((rank, port))
-        listener = socket.create_server(("127.0.0.1", port))
+        listener = self.listen(port)
         threading.Thread(target=self.serve, args=(listener, rank, port), daemon=True).start()
+
+    @staticmethod
+    def listen(port):
+        deadline = time.monotonic() + 5
+        while True:
+            try:
+                return socket.create_server(("127.0.0.1", port))
+            except OSError as error:
+                # A rank may be calling from this port for a moment.
+                if error.errno != errno.EADDRINUSE or time.monotonic() > deadline:
+                    raise
+            time.sleep(0.05)
 
     def serve(self, listener, rank, port):
         while True:
