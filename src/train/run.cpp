@@ -7,6 +7,7 @@
 #include <malloc.h>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <type_traits>
@@ -123,6 +124,9 @@ int64_t ranks_per_node(const World& world) {
 // and a run whose state is on disk plans little beside.
 void return_freed_memory() {
   constexpr int large_piece_bytes = 128 << 10;
+  // The first call sets up the heap if the program allocates by a sanitizer's; two threads must not do so at once.
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
   mallopt(M_MMAP_THRESHOLD, large_piece_bytes);
   malloc_trim(0);
 }
