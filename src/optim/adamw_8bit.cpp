@@ -58,11 +58,7 @@ class AdamW8bitOptimizer final : public Optimizer {
 
 std::unique_ptr<Optimizer> make_adamw_8bit(const OptimizerConfig& config, const UpdateContext& context, uint64_t seed,
                                            std::byte* tables) {
-  AdamW wide;
-  wide.beta1 = config.beta1;
-  wide.beta2 = config.beta2;
-  wide.eps = config.eps;
-  wide.weight_decay = config.weight_decay;
+  const auto wide = adam_op<AdamW>(config);
   AdamW8bit coded;
   static_cast<AdamW&>(coded) = wide;
   if (config.ema == 0)

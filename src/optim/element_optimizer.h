@@ -40,6 +40,17 @@ class PartNumbers {
   std::vector<int64_t> first_;  // first part of each tensor, then the number of all parts
 };
 
+// RETURNS an op of Adam's kind with the config's constants.
+template <typename Op>
+Op adam_op(const OptimizerConfig& config) {
+  Op op;
+  op.beta1 = config.beta1;
+  op.beta2 = config.beta2;
+  op.eps = config.eps;
+  op.weight_decay = config.weight_decay;
+  return op;
+}
+
 // RETURNS operands, without segments, for elements [first, first + elements) of this rank's part of the unit. Columns
 // that have values only for the tensors of UnitEnd (is_of_last) and factored ones are left out.
 ElementUpdate unit_operands(const UpdateContext& context, int64_t unit, int64_t first, int64_t elements);

@@ -142,11 +142,7 @@ std::unique_ptr<Optimizer> make_muon(const OptimizerConfig& config, const Update
                                      std::byte* tables) {
   Muon step;
   step.weight_decay = config.weight_decay;
-  AdamW rest;
-  rest.beta1 = config.beta1;
-  rest.beta2 = config.beta2;
-  rest.eps = config.eps;
-  rest.weight_decay = config.weight_decay;
+  const auto rest = adam_op<AdamW>(config);
   if (config.ema == 0) return std::make_unique<MuonOptimizer<Muon, AdamW>>(config, step, rest, context, seed, tables);
   MuonEma averaged_step{step};
   AdamWEma averaged_rest{rest};

@@ -8,15 +8,10 @@ namespace {
 class OnebitAdam final : public Optimizer {
  public:
   OnebitAdam(const OptimizerConfig& config, const UpdateContext& context, uint64_t seed, std::byte* tables)
-      : backend_(context.backend), updates_(context, seed, tables) {
-    const auto set = [&config](auto& op) {
-      op.beta1 = config.beta1;
-      op.beta2 = config.beta2;
-      op.eps = config.eps;
-      op.weight_decay = config.weight_decay;
-    };
-    set(adamw_);
-    set(frozen_);
+      : adamw_(adam_op<AdamW>(config)),
+        frozen_(adam_op<FrozenAdam>(config)),
+        backend_(context.backend),
+        updates_(context, seed, tables) {
     frozen_.frozen_updates = config.freeze_step;
   }
 

@@ -29,15 +29,10 @@ ExchangeMemory exchange_memory(const ParameterStore& parameters, const GradientM
 class ZeroOne final : public Optimizer, public WeightAverage {
  public:
   ZeroOne(const OptimizerConfig& config, const UpdateContext& context, uint64_t seed, std::byte* tables)
-      : context_(context), updates_(context, seed, tables) {
-    const auto set = [&config](auto& op) {
-      op.beta1 = config.beta1;
-      op.beta2 = config.beta2;
-      op.eps = config.eps;
-      op.weight_decay = config.weight_decay;
-    };
-    set(adamw_);
-    set(op_);
+      : adamw_(adam_op<AdamW>(config)),
+        op_(adam_op<ZeroOneAdam>(config)),
+        context_(context),
+        updates_(context, seed, tables) {
     if (context.compression == nullptr) return;
     memory_ = exchange_memory(context.parameters, context.compression->messages);
     GradientCompression compression = *context.compression;
