@@ -11,10 +11,6 @@ namespace {
 
 constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
 
-Matrix floats(std::byte* values, int64_t first, int64_t count) {
-  return {values + first * f32_bytes, DType::f32, 1, count};
-}
-
 class CompressedReducer final : public GradientReducer {
  public:
   CompressedReducer(const ReductionContext& context, const GradientCompression& compression)
@@ -66,10 +62,7 @@ class CompressedReducer final : public GradientReducer {
   void end_step(int64_t unit) override {
     if (!has_errors_[unit]) return;
     has_errors_[unit] = false;
-    const UnitMessages& of = messages(unit);
-    context_.backend.run(KeepResidual{.state = compression_.state,
-                                      .errors = floats(compression_.errors, of.first_residual, of.num_residuals),
-                                      .residual = floats(compression_.residuals, of.first_residual, of.num_residuals)});
+    keep_errors(context_.backend, compression_, unit);
     if (!compression_.server_errors) return;
     for (const MessageRun& run : own_piece(unit).runs) {
       if (!run.is_coded()) continue;

@@ -1,35 +1,12 @@
 // Sums of compressed gradients.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
 #include <memory>
-#include <optional>
 
-#include "parallel/gradient_messages.h"
 #include "parallel/gradient_reducer.h"
+#include "parallel/message_parts.h"
 
 namespace gptrain::inline parallel {
-
-// Sums of momenta in place of gradients, and the column of the optimizer's state that they read.
-struct MomentumSums {
-  double beta1;
-  size_t moment;  // first moments, the same on all ranks
-};
-
-// The messages of a rank's sums, and the memory of their errors, all borrowed.
-struct GradientCompression {
-  const GradientMessages& messages;
-  std::byte* residuals;  // errors of the steps so far, GradientMessages::residual_bytes; null: errors are not kept
-  std::byte* errors;     // errors that this step leaves, as many; null in the same case
-  const StepState* state;
-  int64_t rank = 0;                          // vectors of a factor; 0: there are no factors
-  uint64_t seed = 0;                         // seed of the factors with which a run begins
-  std::optional<MomentumSums> momenta = {};  // empty: gradients are summed
-  // Column of the optimizer's state with the errors of this rank's codes of sums, in its piece; other pieces are
-  // scratch. Empty: they join its other errors.
-  std::optional<size_t> server_errors = {};
-};
 
 // Sums of large matrices' gradients in 8, 4 or 1 bits (ops/block_codes.h), of all others in f32. Every rank adds the
 // errors of earlier steps to its gradients, codes them, and sends each other rank the codes of that rank's piece. The

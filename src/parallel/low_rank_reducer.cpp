@@ -9,10 +9,6 @@
 namespace gptrain::inline parallel {
 namespace {
 
-Matrix row_at(std::byte* elements, int64_t first, int64_t count) {
-  return {elements + first * dtype_bytes(DType::f32), DType::f32, 1, count};
-}
-
 Matrix matrix_at(std::byte* elements, int64_t first, int64_t rows, int64_t cols) {
   return {elements + first * dtype_bytes(DType::f32), DType::f32, rows, cols};
 }
@@ -41,9 +37,7 @@ class LowRankReducer final : public GradientReducer {
       }
     }
     if (phase == 1) return sum(unit, of, sums.factors.first_phase, sums.factors.second_phase);
-    for (const PlainRun& run : sums.factors.plain)
-      context_.backend.run(
-          Cast{.from = row_at(of.whole, run.first, run.count), .to = row_at(of.narrow, run.at, run.count)});
+    copy_plain_runs(context_.backend, sums.factors.plain, of, true);
     return sum(unit, of, 0, sums.factors.first_phase);
   }
 
@@ -56,18 +50,11 @@ class LowRankReducer final : public GradientReducer {
       multiply(matrix, of, x);
       context_.backend.run(Cast{.from = right(matrix, of), .to = factor(compression_.errors, matrix)});
     }
-    for (const PlainRun& run : messages(unit).factors.plain)
-      context_.backend.run(
-          Cast{.from = row_at(of.narrow, run.at, run.count), .to = row_at(of.whole, run.first, run.count)});
+    copy_plain_runs(context_.backend, messages(unit).factors.plain, of, false);
   }
 
   void end_step(int64_t unit) override {
-    const UnitMessages& sums = messages(unit);
-    if (!sums.is_coded()) return;
-    context_.backend.run(
-        KeepResidual{.state = compression_.state,
-                     .errors = row_at(compression_.errors, sums.first_residual, sums.num_residuals),
-                     .residual = row_at(compression_.residuals, sums.first_residual, sums.num_residuals)});
+    if (messages(unit).is_coded()) keep_errors(context_.backend, compression_, unit);
   }
 
  private:

@@ -5,10 +5,6 @@
 namespace gptrain::inline parallel {
 namespace {
 
-Matrix elements_at(std::byte* buffer, int64_t first, int64_t count) {
-  return {buffer + first * dtype_bytes(DType::f32), DType::f32, 1, count};
-}
-
 class SparseReducer final : public GradientReducer {
  public:
   SparseReducer(const ReductionContext& context, const GradientCompression& compression)
@@ -21,9 +17,7 @@ class SparseReducer final : public GradientReducer {
     const UnitSparse& sparse = messages(unit).sparse;
     std::byte* const own = of.narrow + sparse.own_message();
     for (const SparseMatrix& matrix : sparse.matrices) select(matrix, of, own);
-    for (const PlainRun& run : sparse.plain)
-      context_.backend.run(
-          Cast{.from = elements_at(of.whole, run.first, run.count), .to = elements_at(of.narrow, run.at, run.count)});
+    copy_plain_runs(context_.backend, sparse.plain, of, true);
     Communicator* const replicas =
         context_.groups.group(LaneKind::gradients, kind_of(context_.parameters.layout().units[unit].replicas));
     Lane& lane = context_.groups.lane(LaneKind::gradients);
@@ -35,22 +29,15 @@ class SparseReducer final : public GradientReducer {
   void finish(int64_t unit, const UnitGradients& of) override {
     const UnitSparse& sparse = messages(unit).sparse;
     for (const SparseMatrix& matrix : sparse.matrices) {
-      const Matrix sum = elements_at(of.whole, matrix.first, matrix.count);
+      const Matrix sum = floats(of.whole, matrix.first, matrix.count);
       context_.backend.run(WriteZeros{sum});
       for (int64_t rank = 0; rank < sparse.ranks; ++rank) add(matrix, of.narrow + sparse.message_of(rank), 1, sum);
     }
-    for (const PlainRun& run : sparse.plain)
-      context_.backend.run(
-          Cast{.from = elements_at(of.narrow, run.at, run.count), .to = elements_at(of.whole, run.first, run.count)});
+    copy_plain_runs(context_.backend, sparse.plain, of, false);
   }
 
   void end_step(int64_t unit) override {
-    const UnitMessages& of_unit = messages(unit);
-    if (!of_unit.is_coded()) return;
-    context_.backend.run(
-        KeepResidual{.state = compression_.state,
-                     .errors = elements_at(compression_.errors, of_unit.first_residual, of_unit.num_residuals),
-                     .residual = elements_at(compression_.residuals, of_unit.first_residual, of_unit.num_residuals)});
+    if (messages(unit).is_coded()) keep_errors(context_.backend, compression_, unit);
   }
 
  private:
@@ -70,9 +57,9 @@ class SparseReducer final : public GradientReducer {
 
   // Writes the matrix' largest elements to a message, and the others to the errors that this step leaves.
   void select(const SparseMatrix& matrix, const UnitGradients& of, std::byte* message) const {
-    const Matrix x = elements_at(of.whole, matrix.first, matrix.count);
-    const Matrix errors = elements_at(compression_.errors, matrix.residual, matrix.count);
-    context_.backend.run(Add{.from = elements_at(compression_.residuals, matrix.residual, matrix.count), .to = x});
+    const Matrix x = floats(of.whole, matrix.first, matrix.count);
+    const Matrix errors = floats(compression_.errors, matrix.residual, matrix.count);
+    context_.backend.run(Add{.from = floats(compression_.residuals, matrix.residual, matrix.count), .to = x});
     context_.backend.run(SelectLargest{.x = x, .indices = indices(matrix, message), .values = values(matrix, message)});
     context_.backend.run(Cast{.from = x, .to = errors});
     add(matrix, message, -1, errors);

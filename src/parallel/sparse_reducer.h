@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "parallel/compressed_reducer.h"
 #include "parallel/gradient_reducer.h"
+#include "parallel/message_parts.h"
 
 namespace gptrain::inline parallel {
 

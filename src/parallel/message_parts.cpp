@@ -1,0 +1,23 @@
+#include "parallel/message_parts.h"
+
+namespace gptrain::inline parallel {
+
+Matrix floats(std::byte* buffer, int64_t first, int64_t count) {
+  return {buffer + first * dtype_bytes(DType::f32), DType::f32, 1, count};
+}
+
+void copy_plain_runs(Backend& backend, const std::vector<PlainRun>& runs, const UnitGradients& of, bool to_sum) {
+  for (const PlainRun& run : runs) {
+    const Matrix gradients = floats(of.whole, run.first, run.count), summed = floats(of.narrow, run.at, run.count);
+    backend.run(Cast{.from = to_sum ? gradients : summed, .to = to_sum ? summed : gradients});
+  }
+}
+
+void keep_errors(Backend& backend, const GradientCompression& compression, int64_t unit) {
+  const UnitMessages& of = compression.messages.units[unit];
+  backend.run(KeepResidual{.state = compression.state,
+                           .errors = floats(compression.errors, of.first_residual, of.num_residuals),
+                           .residual = floats(compression.residuals, of.first_residual, of.num_residuals)});
+}
+
+}  // namespace gptrain::parallel

@@ -1,0 +1,44 @@
+// Parts that all sums of gradients in messages share.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "ops/backend.h"
+#include "parallel/gradient_messages.h"
+#include "parallel/gradient_reducer.h"
+
+namespace gptrain::inline parallel {
+
+// Sums of momenta in place of gradients, and the column of the optimizer's state that they read.
+struct MomentumSums {
+  double beta1;
+  size_t moment;  // first moments, the same on all ranks
+};
+
+// The messages of a rank's sums, and the memory of their errors, all borrowed.
+struct GradientCompression {
+  const GradientMessages& messages;
+  std::byte* residuals;  // errors of the steps so far, GradientMessages::residual_bytes; null: errors are not kept
+  std::byte* errors;     // errors that this step leaves, as many; null in the same case
+  const StepState* state;
+  int64_t rank = 0;                          // vectors of a factor; 0: there are no factors
+  uint64_t seed = 0;                         // seed of the factors with which a run begins
+  std::optional<MomentumSums> momenta = {};  // empty: gradients are summed
+  // Column of the optimizer's state with the errors of this rank's codes of sums, in its piece; other pieces are
+  // scratch. Empty: they join its other errors.
+  std::optional<size_t> server_errors = {};
+};
+
+// Returns `count` f32 elements of a buffer as one row.
+Matrix floats(std::byte* buffer, int64_t first, int64_t count);
+
+// Copies elements that are summed as they are from a unit's gradients into the sum's buffer, or the sums back.
+void copy_plain_runs(Backend& backend, const std::vector<PlainRun>& runs, const UnitGradients& of, bool to_sum);
+
+// Replaces the errors of a unit's earlier steps by those that this step leaves, unless the step is skipped.
+void keep_errors(Backend& backend, const GradientCompression& compression, int64_t unit);
+
+}  // namespace gptrain::parallel
