@@ -267,7 +267,7 @@ void dry_run(const TrainArguments& arguments) {
   const LoggedRanks logged = trace                                          ? LoggedRanks::all
                              : machine.rates || !arguments.timeline.empty() ? LoggedRanks::of_stages
                                                                             : LoggedRanks::none;
-  PlannedRun run = plan_run(config, machine, world_size, logged);
+  PlannedRun run = plan_run(config, machine, world_size, logged, trace || !arguments.timeline.empty());
   if (!arguments.timeline.empty()) write_timeline(arguments, config, run.step.pipeline, machine.rates.has_value());
   if (trace) add_to_trace(*trace, config, machine, run);
   run.logs.clear();

@@ -1,6 +1,7 @@
 #include "fit/plan_world.h"
 
 #include <algorithm>
+#include <deque>
 #include <future>
 #include <map>
 #include <memory>
@@ -102,14 +103,15 @@ void for_each_stage(const PlanCase& run, const Mesh& mesh, const std::vector<int
   if (!goes_on(0, plan(0))) return;
   constexpr int most_at_once = 8;  // each takes some 10 MB for thousands of micro-batches
   const auto at_once = static_cast<size_t>(std::min(usable_cores(), most_at_once));
-  for (size_t begin = 1; begin < stages.size(); begin += at_once) {
-    std::vector<std::future<PlannedStage>> others;
+  std::deque<std::future<PlannedStage>> ahead;
+  size_t begun = 1;
+  for (size_t number = 1; number < stages.size(); ++number) {
     // A thread that cannot be started is no failure: `get` then plans the stage.
-    for (size_t number = begin + 1; number < std::min(begin + at_once, stages.size()); ++number)
-      others.push_back(std::async(std::launch::async | std::launch::deferred, plan, number));
-    if (!goes_on(begin, plan(begin))) return;
-    for (size_t i = 0; i < others.size(); ++i)
-      if (!goes_on(begin + 1 + i, others[i].get())) return;
+    for (; begun < std::min(number + at_once, stages.size()); ++begun)
+      ahead.push_back(std::async(std::launch::async | std::launch::deferred, plan, begun));
+    PlannedStage planned = ahead.front().get();
+    ahead.pop_front();
+    if (!goes_on(number, std::move(planned))) return;
   }
 }
 

@@ -35,6 +35,7 @@ ParameterActions::ParameterActions(const Program& program, const ParameterStore&
       resources_(resources),
       exchange_(parameters, *resources.groups, *resources.backend, resources.accumulated, reducer_maker(resources)),
       update_(update) {
+  if (resources.weight_reads == nullptr) return;
   for (const Action& action : program.schedule.actions) {
     if (action.kind != ActionKind::gather) continue;
     for_each_part(action, [this](const Part& part) { gathered_units_.push_back(static_cast<int32_t>(part.unit)); });

@@ -85,7 +85,8 @@ std::string own_attention_line(const RunConfig& config, const Target& target, co
 
 }  // namespace
 
-PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int64_t world_size, LoggedRanks logged) {
+PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int64_t world_size, LoggedRanks logged,
+                    bool keeps_timeline) {
   const Mesh mesh = make_mesh(config, world_size);
   PlannedRun run{.world_size = world_size};
   run.world = plan_world({config, machine.target, world_size}, [&](int64_t rank, StepPlan plan) {
@@ -106,9 +107,10 @@ PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int6
   // Simulates the step of another machine beside that of this one.
   const auto begin_on = [&](const Machine& other) {
     return std::async(std::launch::async | std::launch::deferred, [&run, &config, &mesh, other] {
-      return simulated_seconds(first_logs(run.logs, [&](const TimedLog& timed) {
+      const auto times = [&](const TimedLog& timed) {
         return EventTimes(other, config, config.run.threads, mesh, timed.rank);
-      }));
+      };
+      return simulate_step(first_logs(run.logs, times)).pipeline.seconds;
     });
   };
   std::future<double> on_library, on_published;
@@ -120,7 +122,8 @@ PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int6
   const std::optional<Machine> published =
       machine.rates ? published_machine(*machine.rates, config.parallel.zero) : std::nullopt;
   if (published) on_published = begin_on(*published);
-  run.step = simulate_step(first_logs(run.logs, [](const TimedLog& timed) { return timed.times; }));
+  run.step = simulate_step(first_logs(run.logs, [](const TimedLog& timed) { return timed.times; }),
+                           {.keeps_timeline = keeps_timeline});
   if (on_library.valid()) run.own_attention_seconds = run.step.pipeline.seconds - on_library.get();
   if (on_published.valid()) run.published = {published->software.release, on_published.get()};
   return run;

@@ -55,7 +55,9 @@ struct PlannedRun {
   double own_attention_seconds = 0;
 };
 // Plans a step of all ranks. If logs are kept, also simulates the step, with the first rank of each stage.
-PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int64_t world_size, LoggedRanks logged);
+// `keeps_timeline`: see SimulationOptions.
+PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int64_t world_size, LoggedRanks logged,
+                    bool keeps_timeline = false);
 
 // The rate from which the run's duration is computed.
 struct TokenRate {

@@ -10,29 +10,38 @@
 namespace gptrain::inline planner {
 namespace {
 
-// Adds an event of an action. Copies of micro-batches and of the step's scalars are not counted.
-void add_event(LinkBytes& sum, ActionKind action, const Event& event) {
+// Adds an event of `times` actions. Copies of micro-batches and of the step's scalars are not counted.
+void add_event(LinkBytes& sum, ActionKind action, const Event& event, int64_t times) {
   const bool is_copy =
       event.kind == Event::Kind::copy && (event.queue == Event::Queue::update || copies_record(action));
   if (event.queue == Event::Queue::disk_read) {
-    sum.read += event.bytes_moved;
+    sum.read += times * event.bytes_moved;
   } else if (event.queue == Event::Queue::disk_write) {
-    sum.written += event.bytes_moved;
+    sum.written += times * event.bytes_moved;
   } else if (is_copy && event.name == download_name) {
-    sum.to_host += event.bytes_moved;
+    sum.to_host += times * event.bytes_moved;
   } else if (is_copy && event.name == upload_name) {
-    sum.to_device += event.bytes_moved;
+    sum.to_device += times * event.bytes_moved;
   } else if (event.kind == Event::Kind::op && event.queue == Event::Queue::update) {
-    sum.moved_by_updates += event.bytes_moved;
+    sum.moved_by_updates += times * event.bytes_moved;
   }
 }
 
 }  // namespace
 
 LinkBytes link_bytes(const StepLog& log) {
+  struct Repeated {
+    ActionKind action = ActionKind::load;
+    int64_t times = 0;
+  };
+  std::vector<Repeated> blocks(log.blocks.size());
+  for (const LoggedAction& action : log.actions) {
+    blocks[action.block].action = action.kind;
+    ++blocks[action.block].times;
+  }
   LinkBytes sum;
-  for (const LoggedAction& action : log.actions)
-    for (const Event& event : log.blocks[action.block]) add_event(sum, action.kind, event);
+  for (size_t i = 0; i < blocks.size(); ++i)
+    for (const Event& event : log.blocks[i]) add_event(sum, blocks[i].action, event, blocks[i].times);
   return sum;
 }
 

@@ -17,6 +17,11 @@ struct Moment {
     time += seconds;
     spent[spending] += seconds;
   }
+  // Goes on with a chain of work that begins at 0.
+  void add(const Moment& more) {
+    time += more.time;
+    for (size_t i = 0; i < num_spendings; ++i) spent[i] += more.spent[i];
+  }
   // Becomes `other` if that is later.
   void await(const Moment& other) {
     if (other.time > time) *this = other;

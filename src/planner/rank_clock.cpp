@@ -94,7 +94,7 @@ void RankClock::begin_after_two() {
 }
 
 void RankClock::await_update(const LoggedAction& action) {
-  wait_for({updates_.over(action.unit), update_lane, action_name(ActionKind::update)}, &action, true);
+  if (updates_.any()) wait_for({updates_.over(action.unit), update_lane, action_name(ActionKind::update)}, &action);
 }
 
 const LoggedAction* RankClock::action() const {
@@ -113,33 +113,31 @@ const EventBlock& RankClock::events(size_t block) const {
   return block == log_.blocks.size() ? log_.before : log_.after;
 }
 
-RankClock::Pending& RankClock::Begun::at(const Work& work) {
+void RankClock::Begun::add(const Work& work, const Pending& pending) {
   if (work.kind <= sums) {
     const size_t index = 2 * static_cast<size_t>(work.unit) + static_cast<size_t>(work.kind);
     if (index >= of_units_.size()) of_units_.resize(index + 1);
-    if (!of_units_[index]) of_units_[index].emplace();
-    return *of_units_[index];
+    of_units_[index] = pending;
+    return;
   }
-  const auto found = std::find(works_.begin(), works_.end(), work);
-  if (found != works_.end()) return pending_[static_cast<size_t>(found - works_.begin())];
-  works_.push_back(work);
-  return pending_.emplace_back();
+  auto place = std::find(works_.begin(), works_.end(), Work{});
+  if (place == works_.end()) {
+    place = works_.insert(place, Work{});
+    pending_.emplace_back();
+  }
+  *place = work;
+  pending_[static_cast<size_t>(place - works_.begin())] = pending;
 }
 
-std::optional<RankClock::Pending> RankClock::Begun::await(const Work& work) {
+const RankClock::Pending* RankClock::Begun::await(const Work& work) {
   if (work.kind <= sums) {
     const size_t index = 2 * static_cast<size_t>(work.unit) + static_cast<size_t>(work.kind);
-    return index < of_units_.size() ? of_units_[index] : std::nullopt;
+    return index < of_units_.size() && of_units_[index] ? &*of_units_[index] : nullptr;
   }
   const auto found = std::find(works_.begin(), works_.end(), work);
-  if (found == works_.end()) return std::nullopt;
-  const auto place = pending_.begin() + (found - works_.begin());
-  const Pending pending = *place;
-  *found = works_.back();
-  works_.pop_back();
-  *place = pending_.back();
-  pending_.pop_back();
-  return pending;
+  if (found == works_.end()) return nullptr;
+  *found = Work{};
+  return &pending_[static_cast<size_t>(found - works_.begin())];
 }
 
 RankClock::Role RankClock::role_of(const LoggedAction& action) {
@@ -182,38 +180,37 @@ RankClock::Role RankClock::role_of(const LoggedAction& action) {
   return role;
 }
 
-void RankClock::wait_for(const Pending& pending, const LoggedAction* action, bool counts) {
-  const double waited = pending.end.time - ops_.time;
+void RankClock::wait_for(const Awaited& awaited, const LoggedAction* action, bool counts) {
+  const double waited = awaited.end->time - done_.ops.time;
   if (waited <= 0) return;
-  ops_ = pending.end;
+  done_.ops = *awaited.end;
   if (!counts) return;
-  exposed_[pending.lane] += waited;
-  LongestWait& longest = longest_[pending.lane];
-  if (waited > longest.seconds) longest = {waited, pending.operation, action != nullptr ? action->unit : -1};
+  done_.exposed[awaited.lane] += waited;
+  LongestWait& longest = done_.longest[awaited.lane];
+  if (waited > longest.seconds) longest = {waited, awaited.operation, action != nullptr ? action->unit : -1};
 }
 
 void RankClock::run_op(const Event& event, double seconds) {
-  const size_t spending = spending_of(event);
-  const double busy = std::max(ops_.time, last_bandwidth_);
-  const double beside = (busy - ops_.time) * (1 - slow_down_);  // seconds of the op that are done while lanes are busy
-  ops_.add(spending, beside < seconds ? busy - ops_.time + seconds - beside : seconds / (1 - slow_down_));
+  const double busy = std::max(done_.last_bandwidth - done_.ops.time, 0.0);  // seconds for which lanes are busy
+  const double beside = busy * (1 - slow_down_);  // seconds of the op that are done meanwhile
+  done_.ops.add(spending_of(event), beside < seconds ? busy + seconds - beside : seconds / (1 - slow_down_));
 }
 
 void RankClock::run_copy(const Event& event, double seconds, TimeSpan& time) {
-  if (!event.beside_ops) copies_.await(ops_);
+  if (!event.beside_ops) copies_.await(done_.ops);
   time.start_seconds = copies_.time;
   copies_.add(spending_of(event), seconds);
   time.end_seconds = copies_.time;
-  if (!event.beside_ops) ops_ = copies_;
+  if (!event.beside_ops) done_.ops = copies_;
 }
 
 void RankClock::run_away(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time) {
   if (event.queue == Event::Queue::disk_write || event.name == download_name) {
-    updates_.transfer(event, ops_, seconds, time);
+    updates_.transfer(event, done_.ops, seconds, time);
     return;
   }
   if (!read_) {
-    read_ = ops_;
+    read_ = done_.ops;
     if (action != nullptr && action->kind == ActionKind::gather) {
       read_ = gathered_.size() < UnitSlots::num_block_slots ? Moment{} : gathered_.front();
       if (gathered_.size() == UnitSlots::num_block_slots) gathered_.pop_front();
@@ -221,52 +218,55 @@ void RankClock::run_away(const Event& event, double seconds, const LoggedAction*
     }
   }
   read_ = updates_.transfer(event, *read_, seconds, time);
-  wait_for({*read_, update_lane, event.name}, action, true);
+  wait_for({*read_, update_lane, event.name}, action);
 }
 
 RankClock::Pending RankClock::run_copy_of_record(const Event& event, double seconds, ActionKind kind, TimeSpan& time) {
   Moment& lane = kind == ActionKind::offload ? to_host_ : to_device_;
-  lane.await(ops_);
+  lane.await(done_.ops);
   time.start_seconds = lane.time;
   lane.add(spending_of(event), seconds);
   time.end_seconds = lane.time;
-  if (!event.beside_ops) ops_.await(lane);
+  if (!event.beside_ops) done_.ops.await(lane);
   return {lane, copy_lane, action_name(kind)};
 }
 
-RankClock::Pending RankClock::run_collective(const Event& event, double seconds, const LoggedAction* action,
-                                             TimeSpan& time) {
+void RankClock::run_collective(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time,
+                               Pending& pending) {
   const auto number = static_cast<size_t>(event.channel.lane);
   if (software_.sums_gradients_last && action != nullptr && action->kind == ActionKind::reduce) {
     postponed_ += seconds;
-    return {};
+    pending = {};
+    return;
   }
-  Moment& lane = lanes_[number];
-  lane.await(ops_);
-  if (lanes_take_turns_ && takes_bandwidth(number) && lane.time < last_bandwidth_) {
+  Moment& lane = done_.lanes[number];
+  lane.await(done_.ops);
+  if (lanes_take_turns_ && takes_bandwidth(number) && lane.time < done_.last_bandwidth) {
     for (size_t other = 0; other < num_lanes; ++other)
-      if (takes_bandwidth(other)) lane.await(lanes_[other]);
+      if (takes_bandwidth(other)) lane.await(done_.lanes[other]);
   }
   time.start_seconds = lane.time;
   lane.add(lane_spending(number), seconds);
   time.end_seconds = lane.time;
-  if (takes_bandwidth(number)) last_bandwidth_ = std::max(last_bandwidth_, lane.time);
-  const Pending pending{lane, number, event.name};
-  if (!software_.overlaps[number] && !is_receive(number)) wait_for(pending, action, true);
-  return pending;
+  if (takes_bandwidth(number)) done_.last_bandwidth = std::max(done_.last_bandwidth, lane.time);
+  pending.end = lane;
+  pending.lane = number;
+  pending.operation = event.name;
+  if (!software_.overlaps[number] && !is_receive(number)) wait_for(pending, action);
 }
 
 // Runs all postponed sums of gradients, when the first of them is needed.
 void RankClock::run_postponed(const LoggedAction* action) {
   constexpr auto lane = static_cast<size_t>(LaneKind::gradients);
-  Pending sums{ops_, lane, operation_name(Operation::all_reduce)};
+  Pending sums{done_.ops, lane, operation_name(Operation::all_reduce)};
   sums.end.add(lane_spending(lane), postponed_);
   postponed_ = 0;
-  wait_for(sums, action, true);
+  wait_for(sums, action);
 }
 
-void RankClock::play_events(size_t block, const Context& context, std::vector<TimeSpan>* times) {
-  const auto& [at, is_transfer, awaited, begun] = context;
+const RankClock::Pending* RankClock::play_events(size_t block, const Context& context, std::vector<TimeSpan>* times) {
+  const auto& [at, is_transfer, awaited] = context;
+  const Pending* begun = nullptr;
   const EventBlock& block_events = events(block);
   const std::vector<double>& seconds = seconds_[block];
   const bool is_copy_of_record = at != nullptr && (at->kind == ActionKind::offload || at->kind == ActionKind::fetch);
@@ -274,29 +274,31 @@ void RankClock::play_events(size_t block, const Context& context, std::vector<Ti
   if (times != nullptr) times->assign(block_events.size(), {});
   for (size_t i = 0; i < block_events.size(); ++i) {
     const Event& event = block_events[i];
-    TimeSpan time{ops_.time, ops_.time};
+    TimeSpan time{done_.ops.time, done_.ops.time};
     if (event.kind == Event::Kind::wait) {
       if (event.awaits >= 0) {
-        wait_for(in_part_[event.awaits], at, true);
-      } else if (awaited) {
-        wait_for(*awaited, at, !is_transfer);
+        wait_for(in_part_[event.awaits], at);
+      } else if (awaited.end != nullptr) {
+        wait_for(awaited, at, !is_transfer);
       }
-      time.end_seconds = ops_.time;
+      time.end_seconds = done_.ops.time;
     } else if (event.kind == Event::Kind::collective) {
-      in_part_[i] = run_collective(event, seconds[i], at, time);
-      if (begun != nullptr) *begun = in_part_[i];
+      run_collective(event, seconds[i], at, time, in_part_[i]);
+      begun = &in_part_[i];
     } else if (event.queue != Event::Queue::ops) {
       run_away(event, seconds[i], at, time);
     } else if (event.kind == Event::Kind::copy && is_copy_of_record) {
-      *begun = run_copy_of_record(event, seconds[i], at->kind, time);
+      in_part_[i] = run_copy_of_record(event, seconds[i], at->kind, time);
+      begun = &in_part_[i];
     } else if (event.kind == Event::Kind::copy) {
       run_copy(event, seconds[i], time);
     } else {
       run_op(event, seconds[i]);
-      time.end_seconds = ops_.time;
+      time.end_seconds = done_.ops.time;
     }
     if (times != nullptr) (*times)[i] = time;
   }
+  return begun;
 }
 
 // Whether the block's events take equally long in all such actions if no other work is under way.
@@ -310,27 +312,14 @@ bool RankClock::is_played_alike(size_t block, const LoggedAction& action) const 
 }
 
 RankClock::Played RankClock::play_alone(size_t block, const LoggedAction& action) {
-  const auto swap_state = [&](auto& other) {
-    auto& [ops, lanes, last_bandwidth, exposed, longest] = other;
-    std::swap(ops, ops_);
-    std::swap(lanes, lanes_);
-    std::swap(last_bandwidth, last_bandwidth_);
-    std::swap(exposed, exposed_);
-    std::swap(longest, longest_);
-  };
-  struct State {
-    Moment ops;
-    EnumArray<LaneKind, Moment, num_lanes> lanes{};
-    double last_bandwidth = 0;
-    std::array<double, num_waited_lanes> exposed{};
-    std::array<LongestWait, num_waited_lanes> longest{};
-  } state;
-  swap_state(state);
-  play_events(block, {&action, false, std::nullopt, nullptr}, nullptr);
-  swap_state(state);
-  Played played{state.ops, {}, state.last_bandwidth, state.exposed, state.longest};
+  Progress alone;
+  std::swap(alone, done_);
+  play_events(block, {.action = &action}, nullptr);
+  std::swap(alone, done_);
+  Played played{alone.ops, {}, alone.last_bandwidth};
   for (size_t lane = 0; lane < num_lanes; ++lane)
-    if (state.lanes[lane].time > 0) played.lanes.emplace_back(lane, state.lanes[lane]);
+    if (alone.lanes[lane].time > 0)
+      played.lanes.push_back({lane, alone.lanes[lane], alone.exposed[lane], alone.longest[lane]});
   return played;
 }
 
@@ -340,21 +329,15 @@ bool RankClock::add_played(size_t block, const LoggedAction& action) {
     if (!is_played_alike(block, action)) return false;
     played = play_alone(block, action);
   }
-  const auto after = [](Moment start, const Moment& more) {
-    start.time += more.time;
-    for (size_t i = 0; i < num_spendings; ++i) start.spent[i] += more.spent[i];
-    return start;
-  };
-  for (const auto& [lane, end] : played->lanes) lanes_[lane] = after(ops_, end);
-  if (played->last_bandwidth > 0) last_bandwidth_ = ops_.time + played->last_bandwidth;
-  ops_ = after(ops_, played->ops);
-  for (size_t lane = 0; lane < num_waited_lanes; ++lane) {
-    exposed_[lane] += played->exposed[lane];
-    if (played->longest[lane].seconds > longest_[lane].seconds) {
-      longest_[lane] = played->longest[lane];
-      longest_[lane].unit = action.unit;
-    }
+  for (const auto& [lane, end, exposed, longest] : played->lanes) {
+    done_.lanes[lane] = done_.ops;
+    done_.lanes[lane].add(end);
+    done_.exposed[lane] += exposed;
+    if (longest.seconds > done_.longest[lane].seconds)
+      done_.longest[lane] = {longest.seconds, longest.operation, action.unit};
   }
+  if (played->last_bandwidth > 0) done_.last_bandwidth = done_.ops.time + played->last_bandwidth;
+  done_.ops.add(played->ops);
   return true;
 }
 
@@ -363,29 +346,22 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
   const size_t block_number = block();
   const EventBlock& block_events = events(block_number);
   ++part_;
-  std::optional<Pending> awaited;
-  Pending* begun = nullptr;
-  bool is_transfer = false;
-  if (at != nullptr) {
-    const Role role = role_of(*at);
-    is_transfer = role.is_transfer;
-    if (role.awaits) awaited = begun_.await(*role.work);
-    if (role.begins) begun = &begun_.at(*role.work);
-  }
-  if (not_before != nullptr) {
-    if (!awaited) awaited.emplace();
-    awaited->end.await(*not_before);
-  }
-  TimeSpan span{ops_.time, ops_.time};
+  const Role role = at != nullptr ? role_of(*at) : Role{};
+  Awaited awaited;
+  if (role.awaits)
+    if (const Pending* const work = begun_.await(*role.work)) awaited = {&work->end, work->lane, work->operation};
+  if (not_before != nullptr && (awaited.end == nullptr || not_before->time > awaited.end->time))
+    awaited.end = not_before;
+  TimeSpan span{done_.ops.time, done_.ops.time};
   if (postponed_ > 0 && at != nullptr && (at->kind == ActionKind::await_gradients || at->kind == ActionKind::norm))
     run_postponed(at);
   // An action that awaits work logs that wait as its first event, if at all.
   const bool writes_wait = !block_events.empty() && block_events.front().kind == Event::Kind::wait;
   const bool meets = at != nullptr && at->kind == ActionKind::norm && not_before != nullptr;
-  if (awaited && (!writes_wait || meets)) wait_for(*awaited, at, !is_transfer && !meets);
+  if (awaited.end != nullptr && (!writes_wait || meets)) wait_for(awaited, at, !role.is_transfer && !meets);
   if (at != nullptr && at->kind == ActionKind::update && is_beside(block_events)) {
     if (times != nullptr) times->assign(block_events.size(), {});
-    if (!updating_) updates_.begin(ops_);
+    if (!updating_) updates_.begin(done_.ops);
     updating_ = true;
     for (size_t i = 0; i < block_events.size(); ++i)
       if (is_of_ops(block_events[i])) run_op(block_events[i], seconds_[block_number][i]);
@@ -395,18 +371,21 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
   const bool reads_weights = at != nullptr && at->kind == ActionKind::forward && !delays_updates_;
   if (reads_weights || (at != nullptr && at->kind == ActionKind::gather)) await_update(*at);
   read_.reset();
-  const bool is_added = plays_once_ && at != nullptr && times == nullptr && !awaited && begun == nullptr &&
-                        last_bandwidth_ <= ops_.time && add_played(block_number, *at);
-  if (!is_added) play_events(block_number, {at, is_transfer, awaited, begun}, times);
-  if (read_ && at != nullptr && at->kind == ActionKind::gather) gathered_.push_back(ops_);
-  span.end_seconds = ops_.time;
+  const bool is_added = plays_once_ && at != nullptr && times == nullptr && awaited.end == nullptr && !role.begins &&
+                        done_.last_bandwidth <= done_.ops.time && add_played(block_number, *at);
+  if (!is_added) {
+    const Pending* const begun = play_events(block_number, {at, role.is_transfer, awaited}, times);
+    if (role.begins && begun != nullptr) begun_.add(*role.work, *begun);
+  }
+  if (read_ && at != nullptr && at->kind == ActionKind::gather) gathered_.push_back(done_.ops);
+  span.end_seconds = done_.ops.time;
   return span;
 }
 
 Moment RankClock::end() const {
-  Moment end = ops_;
+  Moment end = done_.ops;
   for (const Moment* const lane : {&copies_, &to_host_, &to_device_}) end.await(*lane);
-  for (const Moment& lane : lanes_) end.await(lane);
+  for (const Moment& lane : done_.lanes) end.await(lane);
   return end;
 }
 

@@ -42,16 +42,16 @@ class RankClock {
   // times.
   TimeSpan next(const Moment* not_before = nullptr, std::vector<TimeSpan>* times = nullptr);
 
-  Moment end() const;                         // end of all work so far
-  const Moment& now() const { return ops_; }  // end of the ops so far
+  Moment end() const;                              // end of all work so far
+  const Moment& now() const { return done_.ops; }  // end of the ops so far
   // Returns the seconds of the next part's events without any waiting, and the category (spending_of) of the last one.
   // Meant for a part with one event, a transfer between stages.
   std::pair<double, size_t> transfer() const;
 
   // Seconds that ops waited for collectives so far, by lane, and the longest wait. Transfers between stages are not
   // counted.
-  const std::array<double, num_waited_lanes>& exposed_seconds() const { return exposed_; }
-  const std::array<LongestWait, num_waited_lanes>& longest_waits() const { return longest_; }
+  const std::array<double, num_waited_lanes>& exposed_seconds() const { return done_.exposed; }
+  const std::array<LongestWait, num_waited_lanes>& longest_waits() const { return done_.longest; }
 
  private:
   struct Pending {
@@ -76,44 +76,64 @@ class RankClock {
   // Work that has begun. Work of one micro-batch is forgotten once it is awaited.
   class Begun {
    public:
-    // Returns the work's place, an empty one if the work has not begun yet. Valid until the next call.
-    Pending& at(const Work& work);
-    // Returns nothing if the work has not begun.
-    std::optional<Pending> await(const Work& work);
+    void add(const Work& work, const Pending& pending);
+    // Returns null if the work has not begun. Valid until the next call of `add`.
+    const Pending* await(const Work& work);
 
    private:
     std::vector<std::optional<Pending>> of_units_;  // by unit and kind: work of all micro-batches
-    std::vector<Work> works_;                       // the others; few at a time
-    std::vector<Pending> pending_;                  // by work of works_
+    std::vector<Work> works_;                       // the others, few at a time; Work{}: a free place
+    std::vector<Pending> pending_;                  // by place in works_
   };
   static Role role_of(const LoggedAction& action);
+  // The work that an action waits for.
+  struct Awaited {
+    const Moment* end = nullptr;  // null: the action waits for none
+    size_t lane = 0;
+    std::string_view operation = {};
+  };
   // The circumstances of an action, beside its events.
   struct Context {
     const LoggedAction* action = nullptr;
     bool is_transfer = false;
-    const std::optional<Pending>& awaited;
-    Pending* begun = nullptr;  // null: the action begins no work
+    Awaited awaited = {};
   };
-  // The ops and collectives of a block, played from time 0 on with nothing else under way.
-  struct Played {
-    Moment ops;
-    std::vector<std::pair<size_t, Moment>> lanes;  // ends of the collectives by lane
-    double last_bandwidth = 0;
+  // Ends and waits of ops and collectives so far.
+  struct Progress {
+    Moment ops;                                      // end of the ops so far
+    EnumArray<LaneKind, Moment, num_lanes> lanes{};  // end of the collectives so far
+    double last_bandwidth = 0;                       // time of the last end of a collective that slows ops down
     std::array<double, num_waited_lanes> exposed{};
     std::array<LongestWait, num_waited_lanes> longest{};
+  };
+  // The progress that a block makes from time 0 on with nothing else under way.
+  struct Played {
+    struct Lane {
+      size_t lane;
+      Moment end;
+      double exposed;
+      LongestWait longest;
+    };
+    Moment ops;
+    std::vector<Lane> lanes;  // lanes with collectives
+    double last_bandwidth = 0;
   };
 
   const LoggedAction* action() const;  // action of the next part; null before the first and after the last action
   size_t block() const;                // index of the next part in seconds_
   const EventBlock& events(size_t block) const;
-  void wait_for(const Pending& pending, const LoggedAction* action, bool counts);
+  void wait_for(const Awaited& awaited, const LoggedAction* action, bool counts);
+  void wait_for(const Pending& pending, const LoggedAction* action) {
+    wait_for({&pending.end, pending.lane, pending.operation}, action, true);
+  }
   void run_op(const Event& event, double seconds);
   void run_copy(const Event& event, double seconds, TimeSpan& time);
   Pending run_copy_of_record(const Event& event, double seconds, ActionKind kind, TimeSpan& time);
-  Pending run_collective(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time);
+  void run_collective(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time, Pending& pending);
   void run_away(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time);
   void run_postponed(const LoggedAction* action);
-  void play_events(size_t block, const Context& context, std::vector<TimeSpan>* times);
+  // Returns the last work that the events begin, null if they begin none. Valid until the next call.
+  const Pending* play_events(size_t block, const Context& context, std::vector<TimeSpan>* times);
   // Plays a block's events as play_events does, but for rounding. Returns false if that takes play_events.
   bool add_played(size_t block, const LoggedAction& action);
   bool is_played_alike(size_t block, const LoggedAction& action) const;
@@ -132,9 +152,8 @@ class RankClock {
   std::vector<std::vector<double>> seconds_;   // by event of each block of the log; then of log_.before and log_.after
   std::vector<std::optional<Played>> played_;  // by block of the log
   size_t part_ = 0;
-  Moment ops_, copies_, to_host_, to_device_;
-  EnumArray<LaneKind, Moment, num_lanes> lanes_{};
-  double last_bandwidth_ = 0;  // time of the last end of a collective that slows ops down
+  Progress done_;
+  Moment copies_, to_host_, to_device_;
   Begun begun_;
   std::vector<Pending> in_part_;  // by event of the part
   UpdateClock updates_;
@@ -142,8 +161,6 @@ class RankClock {
   std::deque<Moment> gathered_;  // times of the last gathers whose weights are away, newest last
   std::optional<Moment> read_;   // end of the part's last read of values that are away
   double postponed_ = 0;         // seconds of gradient sums that run after all passes (Software::sums_gradients_last)
-  std::array<double, num_waited_lanes> exposed_{};
-  std::array<LongestWait, num_waited_lanes> longest_{};
 };
 
 // Returns a maker of clocks for a profile of a planned step. `not_before`: see PlannedStage; empty: no action waits for

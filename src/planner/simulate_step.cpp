@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 #include <optional>
 #include <stdexcept>
+#include <tuple>
 #include <utility>
 
 #include "base/enum_array.h"
@@ -19,8 +20,8 @@ class Queue {
  public:
   bool empty() const { return first_ == values_.size(); }
   size_t size() const { return values_.size() - first_; }
-  T& front() { return values_[first_]; }
   const T& front() const { return values_[first_]; }
+  T& operator[](size_t index) { return values_[first_ + index]; }
   const T& operator[](size_t index) const { return values_[first_ + index]; }
   void push_back(const T& value) {
     // Moves the elements to the front once most of the room is before them.
@@ -45,43 +46,42 @@ class Queue {
 // Transfers from one stage in one direction. A transfer begins once both sides have begun it.
 class Link {
  public:
+  struct Transfer {
+    Moment end;  // until both sides have begun: the moment at which the first did
+    double seconds = 0;
+    size_t spending = 0;
+  };
   // Begins a side's next transfer at `now`. `length`, from the sender only: its seconds and its Spending.
   void begin(bool sends, const StageMessage& message, const Moment& now, std::pair<double, size_t> length = {}) {
     Side& side = sends ? sends_ : receives_;
+    const size_t index = side.next - first_;
     side.awaited.push_back({message, side.next++});
-    side.begun.push_back(now);
-    if (sends) lengths_.push_back(length);
-    while (!sends_.begun.empty() && !receives_.begun.empty()) {
-      Moment end = sends_.begun.front();
-      end.await(receives_.begun.front());
-      end.await(last_end_);
-      const auto [seconds, spending] = lengths_.front();
-      end.add(spending, seconds);
-      ends_.push_back({end, seconds});
-      last_end_ = end;
-      sends_.begun.pop_front();
-      receives_.begun.pop_front();
-      lengths_.pop_front();
-    }
+    const bool is_first = index == transfers_.size();
+    if (is_first) transfers_.push_back({now});
+    Transfer& transfer = transfers_[index];
+    if (sends) std::tie(transfer.seconds, transfer.spending) = length;
+    if (is_first) return;
+    // The sender's moment counts if the receiver begins at the same time.
+    if (sends ? now.time >= transfer.end.time : now.time > transfer.end.time) transfer.end = now;
+    if (index > 0) transfer.end.await(transfers_[index - 1].end);
+    transfer.end.add(transfer.spending, transfer.seconds);
   }
 
-  struct End {
-    Moment time;
-    double length = 0;
-  };
-  // Returns the end of a transfer that the side has begun, or nothing if the other side has not begun it yet. Returns
-  // each end once.
-  std::optional<End> take_end(bool sends, const StageMessage& message) {
+  // Returns a transfer that the side has begun, or null if the other side has not begun it yet. Returns each transfer
+  // once. Valid until the next call of `begin`.
+  const Transfer* take_ended(bool sends, const StageMessage& message) {
     Side& side = sends ? sends_ : receives_;
     size_t place = 0;
     while (place < side.awaited.size() && side.awaited[place].message != message) ++place;
     if (place == side.awaited.size()) throw std::logic_error("a stage awaits a transfer that it has not begun");
-    const size_t index = side.awaited[place].number - first_end_;
-    if (index >= ends_.size()) return std::nullopt;
-    const End end = ends_[index];
+    const size_t number = side.awaited[place].number;
+    if (number >= std::min(sends_.next, receives_.next)) return nullptr;
+    const Transfer* const transfer = &transfers_[number - first_];
     side.awaited.erase(place);
-    for (; first_end_ < std::min(sends_.first_awaited(), receives_.first_awaited()); ++first_end_) ends_.pop_front();
-    return end;
+    // The next transfer begins after the last one that has ended, which stays.
+    const size_t awaited = std::min(sends_.first_awaited(), receives_.first_awaited());
+    for (; first_ + 1 < awaited; ++first_) transfers_.pop_front();
+    return transfer;
   }
 
  private:
@@ -91,16 +91,13 @@ class Link {
   };
   struct Side {
     Queue<Awaited> awaited;
-    Queue<Moment> begun;  // beginnings of transfers that the other side has not begun
-    size_t next = 0;      // number of the next transfer
+    size_t next = 0;  // number of the next transfer
 
     size_t first_awaited() const { return awaited.empty() ? next : awaited.front().number; }
   };
   Side sends_, receives_;
-  Queue<std::pair<double, size_t>> lengths_;
-  Queue<End> ends_;
-  size_t first_end_ = 0;  // number of the transfer at ends_.front()
-  Moment last_end_;
+  Queue<Transfer> transfers_;
+  size_t first_ = 0;  // number of the transfer at transfers_.front()
 };
 
 std::optional<PipelineBar::Kind> bar_kind(ActionKind kind) {
@@ -159,12 +156,12 @@ class Walk {
       play(nullptr);
       return true;
     }
-    const std::optional<Link::End> end = link.take_end(transfer->sends, message);
-    if (!end) return false;
-    const double waited = std::max(end->time.time - clock_.now().time, 0.0);
+    const Link::Transfer* const ended = link.take_ended(transfer->sends, message);
+    if (ended == nullptr) return false;
+    const double waited = std::max(ended->end.time - clock_.now().time, 0.0);
     out_.waiting_seconds += waited;
-    exposed_transfers_[lane_of(*transfer, route.way)] += std::min(waited, end->length);
-    play(&end->time);
+    exposed_transfers_[lane_of(*transfer, route.way)] += std::min(waited, ended->seconds);
+    play(&ended->end);
     return true;
   }
 
@@ -243,7 +240,9 @@ class Walk {
   std::array<double, num_waited_lanes> exposed_transfers_{};
 };
 
-SimulatedStep simulate(const std::vector<StageLog>& stages, size_t most_in_full, bool keeps_timeline) {
+}  // namespace
+
+SimulatedStep simulate_step(const std::vector<StageLog>& stages, const SimulationOptions& options) {
   SimulatedStep step;
   step.pipeline.stages.resize(stages.size());
   size_t num_actions = 0;
@@ -251,7 +250,7 @@ SimulatedStep simulate(const std::vector<StageLog>& stages, size_t most_in_full,
   std::vector<Walk> walks;
   walks.reserve(stages.size());
   for (size_t i = 0; i < stages.size(); ++i)
-    walks.emplace_back(stages[i], step.pipeline.stages[i], num_actions > most_in_full, keeps_timeline);
+    walks.emplace_back(stages[i], step.pipeline.stages[i], num_actions > options.most_in_full, options.keeps_timeline);
   std::vector<EnumArray<Way, Link, num_ways>> links(stages.size());
   bool moved = true;
   while (std::exchange(moved, false)) {
@@ -282,16 +281,6 @@ SimulatedStep simulate(const std::vector<StageLog>& stages, size_t most_in_full,
   step.pipeline.seconds = end.time;
   step.critical = end.spent;
   return step;
-}
-
-}  // namespace
-
-SimulatedStep simulate_step(const std::vector<StageLog>& stages, size_t most_in_full) {
-  return simulate(stages, most_in_full, true);
-}
-
-double simulated_seconds(const std::vector<StageLog>& stages) {
-  return simulate(stages, most_actions_in_full, false).pipeline.seconds;
 }
 
 }  // namespace gptrain::planner

@@ -26,13 +26,14 @@ struct SimulatedStep {
   std::array<LongestWait, num_waited_lanes> longest_waits{};
 };
 
-constexpr size_t most_actions_in_full = 1'000'000;
+struct SimulationOptions {
+  // Equal events of more actions than these, those of all stages together, are played once (see RankClock).
+  size_t most_in_full = 1'000'000;
+  bool keeps_timeline = false;  // fills in PlannedStage::bars and not_before
+};
 // Simulates the stages' logs side by side. A transfer begins once both stages have begun it and the previous transfer
 // in its direction between them has ended; the sender determines its length. At the global norm all stages wait for the
-// last. Equal events of more than `most_in_full` actions, those of all stages together, are played once (see
-// RankClock).
-SimulatedStep simulate_step(const std::vector<StageLog>& stages, size_t most_in_full = most_actions_in_full);
-// Returns SimulatedStep::pipeline.seconds alone; takes less memory.
-double simulated_seconds(const std::vector<StageLog>& stages);
+// last.
+SimulatedStep simulate_step(const std::vector<StageLog>& stages, const SimulationOptions& options = {});
 
 }  // namespace gptrain::planner

@@ -54,31 +54,34 @@ class FreeList {
   int64_t take(int64_t bytes) {
     auto best = free_.end();
     for (auto it = free_.begin(); it != free_.end(); ++it) {
-      if (it->second >= bytes && (best == free_.end() || it->second < best->second)) best = it;
+      if (it->bytes >= bytes && (best == free_.end() || it->bytes < best->bytes)) best = it;
     }
     if (best == free_.end()) return take_at_end(bytes);
-    const auto [start, size] = *best;
-    free_.erase(best);
-    if (size > bytes) free_[start + bytes] = size - bytes;
+    const int64_t start = best->start;
+    best->start += bytes;
+    best->bytes -= bytes;
+    if (best->bytes == 0) free_.erase(best);
     return start;
   }
 
   void give_back(int64_t offset, int64_t bytes) {
-    auto it = free_.emplace(offset, bytes).first;
-    if (const auto next = std::next(it); next != free_.end() && it->first + it->second == next->first) {
-      it->second += next->second;
+    const auto after = std::lower_bound(free_.begin(), free_.end(), offset,
+                                        [](const Stretch& stretch, int64_t start) { return stretch.start < start; });
+    auto it = free_.insert(after, {offset, bytes});
+    if (const auto next = std::next(it); next != free_.end() && it->end() == next->start) {
+      it->bytes += next->bytes;
       free_.erase(next);
     }
     if (it != free_.begin()) {
-      if (const auto before = std::prev(it); before->first + before->second == it->first) {
-        before->second += it->second;
+      if (const auto before = std::prev(it); before->end() == it->start) {
+        before->bytes += it->bytes;
         free_.erase(it);
         it = before;
       }
     }
     // A free stretch at the end shrinks the arena.
-    if (it->first + it->second == end_) {
-      end_ = it->first;
+    if (it->end() == end_) {
+      end_ = it->start;
       free_.erase(it);
     }
   }
@@ -86,6 +89,12 @@ class FreeList {
   int64_t most() const { return most_; }
 
  private:
+  struct Stretch {
+    int64_t start, bytes;
+
+    int64_t end() const { return start + bytes; }
+  };
+
   int64_t take_at_end(int64_t bytes) {
     const int64_t start = end_;
     end_ += bytes;
@@ -93,7 +102,7 @@ class FreeList {
     return start;
   }
 
-  std::map<int64_t, int64_t> free_;  // start -> bytes
+  std::vector<Stretch> free_;  // by start; few, so that a vector is faster than a map
   int64_t end_ = 0;
   int64_t most_ = 0;
 };
@@ -107,8 +116,12 @@ std::optional<Placement> scan(const std::vector<Lifetime>& lifetimes, ByAction& 
   FreeList free;
   for (size_t action = 0; action < beginning.num_actions(); ++action) {
     const std::span<uint32_t> begins = beginning.of(action);
-    std::stable_sort(begins.begin(), begins.end(),
-                     [&](size_t a, size_t b) { return before(lifetimes[a], lifetimes[b]); });
+    // Sorts by insertion: few begin together, and std::stable_sort allocates memory.
+    for (auto it = begins.begin(); it != begins.end(); ++it) {
+      const auto place = std::upper_bound(begins.begin(), it, *it,
+                                          [&](size_t a, size_t b) { return before(lifetimes[a], lifetimes[b]); });
+      std::rotate(place, it, std::next(it));
+    }
     for (const size_t i : begins) placement.offsets[i] = free.take(lifetimes[i].bytes);
     if (free.most() >= limit) return std::nullopt;
     for (const size_t i : ending.of(action)) free.give_back(placement.offsets[i], lifetimes[i].bytes);

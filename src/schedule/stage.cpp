@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "base/enum_array.h"
@@ -36,6 +37,7 @@ class Stage {
         stages_(schedule_.options.stages),
         passes_(passes[stages_.stage]),
         prepared_(options.units.size(), -1),
+        named_(options.units.size() * num_action_kinds),
         transfers_(schedule_, passes),
         traffic_(schedule_) {}
 
@@ -96,17 +98,15 @@ class Stage {
     std::vector<UnitBuffers> units;  // by unit, from the first of the chunk
   };
 
-  struct Named {
-    ActionKind kind;
-    UnitTraits unit;
-    EnumArray<Operand, bool, num_operands> operands;
-  };
+  using NamedOperands = EnumArray<Operand, bool, num_operands>;
 
-  // Reserves memory for the actions and buffers of passes. Actions of parameters are few in large schedules.
+  // Reserves memory for the actions and buffers of passes, and for actions at the end of the step. Others are few in
+  // large schedules.
   void reserve() {
     const ScheduleOptions& options = schedule_.options;
-    size_t actions = 0;
-    size_t buffers = 0;
+    const auto chunks = static_cast<size_t>(stages_.shape.chunks_per_stage);
+    size_t actions = 9 * chunks;  // loads, two sends and two receives with their awaits
+    size_t buffers = 3 * chunks;  // batches and received messages
     for (int32_t u = 0; u < schedule_.num_layers(); ++u) {
       if (!stages_.runs(u)) continue;
       const UnitTraits& unit = schedule_.traits(u);
@@ -117,7 +117,8 @@ class Stage {
       actions += static_cast<size_t>(u - unit.recompute_from);
       buffers += 3 * static_cast<size_t>(u - unit.recompute_from);
     }
-    schedule_.actions.reserve(actions * static_cast<size_t>(options.micro_batches));
+    const size_t at_end = 8 * (schedule_.options.units.size() + 1);
+    schedule_.actions.reserve(actions * static_cast<size_t>(options.micro_batches) + at_end);
     schedule_.buffers.reserve(buffers * static_cast<size_t>(options.micro_batches));
   }
 
@@ -200,23 +201,22 @@ class Stage {
 
   // Adds the action. Removes the buffers that it does not access.
   void add(Action action) {
-    const EnumArray<Operand, bool, num_operands>& named = named_by(action);
+    const NamedOperands& named = named_by(action);
     for (size_t i = 0; i < num_operands; ++i) {
       if (!named[i]) action.buffers[i] = -1;
     }
     schedule_.actions.push_back(action);
   }
 
-  // Returns the operands that the action accesses. Cached by kind and traits, as a schedule has many actions.
-  const EnumArray<Operand, bool, num_operands>& named_by(const Action& action) {
-    const UnitTraits& unit = schedule_.traits(action.unit);
-    for (const Named& known : named_) {
-      if (known.kind == action.kind && known.unit == unit) return known.operands;
-    }
-    Named& named = named_.emplace_back(Named{action.kind, unit, {}});
+  // Returns the operands that the action accesses. Cached by unit and kind, as a schedule has many actions.
+  const NamedOperands& named_by(const Action& action) {
+    const size_t index = static_cast<size_t>(action.unit) * num_action_kinds + static_cast<size_t>(action.kind);
+    std::optional<NamedOperands>& named = named_[index];
+    if (named) return *named;
+    named.emplace();
     for (size_t i = 0; i < num_operands; ++i)
-      named.operands[i] = access(schedule_, action.kind, action.unit, static_cast<Operand>(i)) != Access::none;
-    return named.operands;
+      (*named)[i] = access(schedule_, action.kind, action.unit, static_cast<Operand>(i)) != Access::none;
+    return *named;
   }
 
   static bool keeps(const UnitTraits& unit) {
@@ -447,8 +447,8 @@ class Stage {
   size_t pass_ = 0;                  // index of the current pass
   bool with_loss_ = false;           // forward passes end with the loss (evaluation)
   std::vector<InFlight> in_flight_;
-  std::vector<int32_t> prepared_;  // by unit: the last buffer of prepared weights, or -1
-  std::vector<Named> named_;
+  std::vector<int32_t> prepared_;                    // by unit: the last buffer of prepared weights, or -1
+  std::vector<std::optional<NamedOperands>> named_;  // by unit and kind
   StageTransfers transfers_;
   ParameterTraffic traffic_;
 };

@@ -44,6 +44,8 @@ std::vector<StageMessage> incoming(const Stages& stages, const std::vector<std::
   const int32_t count = stages.shape.stages;
   std::vector<StageMessage> messages;
   if (count == 1) return messages;
+  messages.reserve(static_cast<size_t>(stages.shape.micro_batches) *
+                   static_cast<size_t>(stages.shape.chunks_per_stage));
   const int32_t sender = (stages.stage + (way == Way::to_next ? count - 1 : 1)) % count;
   for (const Pass& pass : passes[sender]) {
     const MadeMessage made = message_of(stages, pass);

@@ -28,8 +28,9 @@ Action action_of(const Stages& stages, const StageMessage& message, bool sends, 
 
 StageTransfers::StageTransfers(Schedule& schedule, const std::vector<std::vector<Pass>>& passes) : schedule_(schedule) {
   for (size_t way = 0; way < num_ways; ++way) {
-    for (const StageMessage& message : incoming(schedule.options.stages, passes, static_cast<Way>(way)))
-      receives_[way].expected.push_back({message});
+    const std::vector<StageMessage> messages = incoming(schedule.options.stages, passes, static_cast<Way>(way));
+    receives_[way].expected.reserve(messages.size());
+    for (const StageMessage& message : messages) receives_[way].expected.push_back({message});
   }
 }
 

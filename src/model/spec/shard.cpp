@@ -127,6 +127,40 @@ TensorShard shard_of(const TensorSpec& tensor, TensorRank tensor_rank) {
   return shard;
 }
 
+namespace {
+
+// Cuts the tensors of a model for one rank. Layers have tensors that are cut alike, so only the first is cut.
+class Cutter {
+ public:
+  explicit Cutter(TensorRank tensor_rank) : tensor_rank_(tensor_rank) {}
+
+  // Borrows the tensor.
+  const TensorShard& shard_of(const TensorSpec& tensor) {
+    const auto are_equal = [](const Section& a, const Section& b) {
+      return a.rows == b.rows && a.group_rows == b.group_rows;
+    };
+    const auto is_alike = [&](const Known& known) {
+      const TensorSpec& other = *known.tensor;
+      return other.split == tensor.split && other.shape == tensor.shape && other.norm_use == tensor.norm_use &&
+             std::equal(other.sections.begin(), other.sections.end(), tensor.sections.begin(), tensor.sections.end(),
+                        are_equal);
+    };
+    const auto known = std::find_if(known_.begin(), known_.end(), is_alike);
+    if (known != known_.end()) return known->shard;
+    return known_.emplace_back(Known{&tensor, spec::shard_of(tensor, tensor_rank_)}).shard;
+  }
+
+ private:
+  struct Known {
+    const TensorSpec* tensor;
+    TensorShard shard;
+  };
+  TensorRank tensor_rank_;
+  std::vector<Known> known_;  // a dozen: the tensors of a block and of the two ends
+};
+
+}  // namespace
+
 std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_rank, ExpertRank expert_rank) {
   std::vector<TensorShard> shards;
   shards.reserve(spec.tensors.size());
@@ -135,16 +169,16 @@ std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_
     int64_t& count = experts[tensor.unit];
     count = std::max(count, int64_t{tensor.expert} + 1);
   }
+  Cutter cutter(tensor_rank), expert_cutter(expert_rank.tensor);
   for (const TensorSpec& tensor : spec.tensors) {
     const auto unit = static_cast<size_t>(tensor.unit);
     if (spec.units[unit].kind != UnitKind::experts) {
-      shards.push_back(shard_of(tensor, tensor_rank));
+      shards.push_back(cutter.shard_of(tensor));
       continue;
     }
     const bool is_own = tensor.expert / quotient(experts[unit], expert_rank.size, tensor) == expert_rank.rank;
-    TensorShard shard = shard_of(tensor, expert_rank.tensor);
-    if (!is_own) shard = {.shape = {0, shard.shape[1]}, .boxes = {}};
-    shards.push_back(std::move(shard));
+    const TensorShard& shard = expert_cutter.shard_of(tensor);
+    shards.push_back(is_own ? shard : TensorShard{.shape = {0, shard.shape[1]}, .boxes = {}});
   }
   return shards;
 }

@@ -63,7 +63,7 @@ Planned plan_stages(const RunConfig& config, const Machine& machine, int64_t ran
     planned.plans.push_back(plan_rank({config, target_of(machine.device, machine.cluster), world_size}, rank));
     planned.times.emplace_back(machine, config, config.run.threads, mesh, rank);
   }
-  planned.step = simulate_step(logs_of(planned));
+  planned.step = simulate_step(logs_of(planned), {.keeps_timeline = true});
   planned.pipeline = planned.step.pipeline;
   return planned;
 }
@@ -180,7 +180,7 @@ TEST_CASE("a step whose equal events are played once takes as long as one that i
     if (below(3) == 0) machine.cluster.link_bytes_per_second = 1e9;  // exposes communication
     const Planned planned = plan_stages(*config, machine, c.ranks_of_stage);
     const SimulatedStep& full = planned.step;
-    const SimulatedStep once = simulate_step(logs_of(planned), 0);
+    const SimulatedStep once = simulate_step(logs_of(planned), {.most_in_full = 0, .keeps_timeline = true});
     const double allowed = 1e-12 * full.pipeline.seconds;
     const auto differ = [&](double a, double b) { return !(std::abs(a - b) <= allowed); };
     CHECK_FALSE(differ(full.pipeline.seconds, once.pipeline.seconds));
