@@ -233,8 +233,10 @@ void product_of_row_tiles(ProductRows c, UnitRows a, UnitRows b, ProductSizes si
 }
 
 // c [rows, cols] (+)= a [rows, depth] b [depth, cols], in units. REQUIRES: operands are padded with zeros to multiples
-// of 16 of all sizes, and c has memory for its padding.
-inline void product_of_tiles(ProductRows c, UnitRows a, UnitRows b, ProductSizes sizes, bool accumulate) {
+// of 16 of all sizes, and c has memory for its padding. Not inlined: attention calls it from many places, and copies
+// are slower.
+[[gnu::noinline]] inline void product_of_tiles(ProductRows c, UnitRows a, UnitRows b, ProductSizes sizes,
+                                               bool accumulate) {
   int64_t row = 0;
   const auto row_tiles = [&](auto count) {
     product_of_row_tiles<decltype(count)::value>({c.values + row * c.stride, c.stride},

@@ -1,46 +1,14 @@
 // Attention of one query head, backward. Included only by matrix_kernels.cpp.
 #pragma once
 
-#include "ops/cpu/kernels/attention_kernels.h"
+#include <cstdint>
+#include <cstring>
+
+#include "ops/cpu/kernels/attention_backward_tiles.h"
+#include "ops/cpu/kernels/attention_gradients.h"
 
 namespace gptrain::inline ops {
 namespace {
-
-// Probabilities after dropout, p, and gradients of q k^T, ds, of some keys of a query.
-struct KeyGradients {
-  Vec p, ds;
-};
-
-// The factors of a head's scores.
-struct ScoreFactors {
-  float scale, softcap, after_cap;
-
-  explicit ScoreFactors(const AttentionHead& head)
-      : scale(head.scale), softcap(head.softcap), after_cap(factor_after_cap(head)) {}
-  // RETURNS the derivative of a capped score by q k^T. A hidden score is minus infinity, and its derivative 0.
-  Vec slope(Vec score) const {
-    if (softcap == 0.0F) return broadcast(scale);
-    const Vec t = score * (1.0F / softcap);
-    const Vec bounded = t < -1.0F ? broadcast(-1.0F) : t;
-    return (1.0F - bounded * bounded) * scale;
-  }
-};
-
-// Computes them from q k^T after cap_scores, and d_o v^T. `dropped`: dropout's factors; nullptr: no dropout.
-inline KeyGradients softmax_gradients(Vec score, Vec dp, const float* dropped, float lse, float delta,
-                                      const ScoreFactors& factors) {
-  const Vec p = exp2((score * factors.after_cap - lse) * log2_e);
-  const Vec slope = factors.slope(score);
-  if (dropped == nullptr) return {p, p * (dp - delta) * slope};
-  const Vec factor = load(dropped);
-  return {p * factor, p * (dp * factor - delta) * slope};
-}
-
-// A tile of scores in backward, with its queries' statistics.
-struct GradientTile : ScoreTile {
-  const float *lse, *delta;  // point at the first query's values
-  const TileMask& mask;
-};
 
 // Turns scores = q k^T into probabilities and d_scores = d_o v^T into gradients, in place.
 template <int width>
@@ -55,7 +23,7 @@ void softmax_backward(float* scores, float* d_scores, const GradientTile& tile, 
     for (int64_t col = 0; col < rows.cols(); col += lanes) {
       const KeyGradients result =
           softmax_gradients(load(p_row + col), load(ds_row + col), drops ? factors + rows.keys.first + col : nullptr,
-                            tile.lse[row], tile.delta[row], score_factors);
+                            broadcast(tile.lse[row]), broadcast(tile.delta[row]), score_factors);
       store(p_row + col, result.p);
       store(ds_row + col, result.ds);
     }
@@ -89,8 +57,9 @@ void softmax_backward_pairs(const float* scores, const float* d_scores, const Gr
       for (int r = 0; r < 2; ++r) {
         for (int n = 0; n < 2; ++n) {
           const int64_t at = r * tile_size + col + n * lanes;
-          of[r][n] = softmax_gradients(load(row_scores + at), load(row_d_scores + at),
-                                       drops ? row_factors + at : nullptr, lse[r], delta[r], score_factors);
+          of[r][n] =
+              softmax_gradients(load(row_scores + at), load(row_d_scores + at), drops ? row_factors + at : nullptr,
+                                broadcast(lse[r]), broadcast(delta[r]), score_factors);
         }
       }
       for (int n = 0; n < 2; ++n) {
@@ -190,28 +159,43 @@ void prepare_queries(const AttentionHead& head, int query_tile, const Packing<pa
   products.flush();
 }
 
-// Packs the keys and values of a tile. RETURNS k's rows for dq.
+// Packs the keys and values of a tile.
 template <typename T, bool pairs>
-const Unit* pack_keys(const AttentionHead& head, const Packing<pairs>& packing, const KeyTile& key, int64_t keys,
-                      const AttentionBackwardBuffers& buffers) {
+PackedKeys pack_keys(const AttentionHead& head, const Packing<pairs>& packing, const KeyTile& key, int64_t keys,
+                     const AttentionBackwardBuffers& buffers) {
+  PackedKeys packed{buffers.k, buffers.v, buffers.k_rows};
   if (key.picked && buffers.picked_k != nullptr) {
     const int64_t offset = (key.tile - buffers.query_tiles.first) * packing.tile;
-    pack_transposed(buffers.v, packing, buffers.picked_v + offset);
-    pack_transposed(buffers.k, packing, buffers.picked_k + offset);
-    if constexpr (!pairs) return buffers.picked_k + offset;
-    pack_pairs_of(buffers.k_rows, packing, buffers.picked_k + offset);
-    return buffers.k_rows;
+    const Unit *const k = buffers.picked_k + offset, *const v = buffers.picked_v + offset;
+    if constexpr (pairs && tile_products) {
+      packed.k = k;
+      packed.v = v;
+    } else {
+      pack_transposed(buffers.v, packing, v);
+      pack_transposed(buffers.k, packing, k);
+    }
+    if constexpr (pairs) {
+      pack_pairs_of(buffers.k_rows, packing, k);
+    } else {
+      packed.k_rows = k;
+    }
+    return packed;
   }
   const OperandRows<T, 2> operands{rows_of<T>(head.k, head.k_stride), rows_of<T>(head.v, head.v_stride)};
   const auto [k, v] = rows_at(head, operands, key.picked, key.first(), keys, buffers.gathered);
-  pack_columns<T>(buffers.v, buffers.k_rows, packing, v, keys);
-  pack_columns<T>(buffers.k, buffers.k_rows, packing, k, keys);
+  if (pairs && tile_products && buffers.picked_k != nullptr) {  // queries are picked
+    pack_rows<pairs>(buffers.v, packing.row_units, v.data, v.stride, keys, head.head_size);
+    pack_rows<pairs>(buffers.k, packing.row_units, k.data, k.stride, keys, head.head_size);
+  } else {
+    pack_columns<T>(buffers.v, buffers.k_rows, packing, v, keys);
+    pack_columns<T>(buffers.k, buffers.k_rows, packing, k, keys);
+  }
   if constexpr (pairs) {
     pack_row_pairs(buffers.k_rows, packing.width, k.data, k.stride, keys, head.head_size);
   } else {
     pack_rows<false>(buffers.k_rows, packing.row_units, k.data, k.stride, keys, head.head_size);
   }
-  return buffers.k_rows;
+  return packed;
 }
 
 // to [rows, cols] = from^T, with from [cols][tile_size]. `buffer` is [tile_size][tile_size].
@@ -225,58 +209,40 @@ void store_transposed(T* to, int64_t to_stride, const float* from, float* buffer
   }
 }
 
-// A tile of keys in backward, packed, with the sums of its gradients.
-struct GradientKeys {
-  KeyTile key;
-  int64_t keys;
-  const Unit* k_for_dq;
-  float *dk, *dv;
-  bool adds;  // to dk and dv; false: overwrites them
-};
-
-// Adds the products of one tile of scores to dq, dk and dv. `adds_to_dq` false: overwrites dq.
-template <typename T, bool pairs>
-void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int query_tile, const GradientKeys& of,
-                   bool adds_to_dq, const AttentionBackwardBuffers& buffers) {
-  const Packing<pairs> packing(head.head_size);
-  const int64_t pairs_offset = pairs ? packing.tile / 2 : 0;  // offset of the rows for sums over the rows
-  const int64_t place = int64_t{query_tile - buffers.query_tiles.first} * tile_size;  // place in delta and lse
-  const int64_t queries = smaller(tile_size, tiles.num_queries() - int64_t{query_tile} * tile_size);
-  const int64_t rows = round_up(queries, product_rows), key_rows = round_up(of.keys, product_rows);
-  const int64_t kept = kept_offset(query_tile, packing, buffers);
-  const Unit* const q = buffers.q + kept;
-  const Unit* const d_o = buffers.d_o + kept;
+// Adds the products of one tile of scores to dk and dv. RETURNS ds for dq.
+template <bool pairs>
+LeftOperand add_key_gradients_by_query(const GradientTile& at, const GradientKeys& of, const Packing<pairs>& packing,
+                                       const Unit* q, const Unit* d_o, const AttentionBackwardBuffers& buffers) {
+  const int64_t rows = round_up(at.queries, product_rows), key_rows = round_up(of.keys, product_rows);
   float* const scores = buffers.scores;
   float* const d_scores = buffers.d_scores;
-  const float* const lse = tiles.picked_queries ? buffers.lse : head.lse;
-  const ScoreTile score_tile{head, tiles, query_tile, queries, of.key};
-  const TileMask mask(score_tile, packing.strip_size);
-  const GradientTile at{score_tile, lse + place, buffers.delta + place, mask};
-  product_of_seen<pairs>(scores, {q, packing.row_units, 1}, buffers.k, rows, packing.depth, mask);
-  product_of_seen<pairs>(d_scores, {d_o, packing.row_units, 1}, buffers.v, rows, packing.depth, mask);
-  cap_scores(scores, queries, head, mask);
-  mask_scores(scores, queries, mask);
+  const TileMask& mask = at.mask;
+  product_of_seen<pairs>(scores, {q, packing.row_units, 1}, of.packed.k, rows, packing.depth, mask);
+  product_of_seen<pairs>(d_scores, {d_o, packing.row_units, 1}, of.packed.v, rows, packing.depth, mask);
+  cap_scores(scores, at.queries, at.head, mask);
+  mask_scores(scores, at.queries, mask);
   LeftOperand p_transposed{buffers.p_pairs, 1, tile_size};
   LeftOperand ds_transposed{buffers.ds_pairs, 1, tile_size};
   LeftOperand ds{buffers.ds_rows, tile_size / 2, 1};
   if constexpr (pairs) {
-    mask.each_width<2 * lanes>(queries, [&](auto seen) {
-      head.drop_threshold != 0 ? softmax_backward_pairs<true>(scores, d_scores, at, seen, buffers)
-                               : softmax_backward_pairs<false>(scores, d_scores, at, seen, buffers);
+    mask.each_width<2 * lanes>(at.queries, [&](auto seen) {
+      at.head.drop_threshold != 0 ? softmax_backward_pairs<true>(scores, d_scores, at, seen, buffers)
+                                  : softmax_backward_pairs<false>(scores, d_scores, at, seen, buffers);
     });
-    const int64_t filled = round_up(queries, 2) * tile_size / 2;  // units
+    const int64_t filled = round_up(at.queries, 2) * tile_size / 2;  // units
     Unit* const all[] = {buffers.p_pairs, buffers.ds_pairs, buffers.ds_rows};
     for (Unit* const units : all) std::memset(units + filled, 0, (tile_size * tile_size / 2 - filled) * 4);
   } else {
-    mask.each_width<lanes>(queries, [&](auto seen) { softmax_backward(scores, d_scores, at, seen); });
-    const auto rest = static_cast<size_t>((tile_size - queries) * tile_size * 4);
-    std::memset(scores + queries * tile_size, 0, rest);
-    std::memset(d_scores + queries * tile_size, 0, rest);
+    mask.each_width<lanes>(at.queries, [&](auto seen) { softmax_backward(scores, d_scores, at, seen); });
+    const auto rest = static_cast<size_t>((tile_size - at.queries) * tile_size * 4);
+    std::memset(scores + at.queries * tile_size, 0, rest);
+    std::memset(d_scores + at.queries * tile_size, 0, rest);
     p_transposed.units = reinterpret_cast<const Unit*>(scores);
     ds_transposed.units = reinterpret_cast<const Unit*>(d_scores);
     ds = {ds_transposed.units, tile_size, 1};
   }
-  const int64_t query_units = packing.token_units(queries);
+  const int64_t pairs_offset = pairs ? packing.tile / 2 : 0;  // offset of the rows for sums over the rows
+  const int64_t query_units = packing.token_units(at.queries);
   if constexpr (pairs && tile_products) {
     // dv^T = d_o^T p and dk^T = q^T ds: p and ds need no packing as right factors of tiles.
     mask.each_strip(mask.queries, key_rows, [&](int64_t first, int64_t count, const PlaceRange& summed) {
@@ -288,28 +254,52 @@ void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int q
       product<pairs>({of.dk + first, tile_size}, {q + pairs_offset + from, tile_size / 2, 1},
                      {ds_transposed.units + right, tile_size}, sizes, of.adds);
     });
-  } else {
-    const ProductSizes sizes{key_rows, packing.cols, query_units};
-    product_over_seen<pairs>({of.dv, packing.width}, p_transposed, {d_o + pairs_offset, packing.width}, sizes, of.adds,
-                             mask, mask.queries);
-    product_over_seen<pairs>({of.dk, packing.width}, ds_transposed, {q + pairs_offset, packing.width}, sizes, of.adds,
-                             mask, mask.queries);
+    return ds;
   }
-  product_over_seen<pairs>({buffers.dq + kept, packing.width}, ds, {of.k_for_dq, packing.width},
+  const ProductSizes sizes{key_rows, packing.cols, query_units};
+  product_over_seen<pairs>({of.dv, packing.width}, p_transposed, {d_o + pairs_offset, packing.width}, sizes, of.adds,
+                           mask, mask.queries);
+  product_over_seen<pairs>({of.dk, packing.width}, ds_transposed, {q + pairs_offset, packing.width}, sizes, of.adds,
+                           mask, mask.queries);
+  return ds;
+}
+
+// Adds the products of one tile of scores to dq, dk and dv. `adds_to_dq` false: overwrites dq.
+template <bool pairs>
+void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int query_tile, const GradientKeys& of,
+                   bool adds_to_dq, const AttentionBackwardBuffers& buffers) {
+  const Packing<pairs> packing(head.head_size);
+  const int64_t place = int64_t{query_tile - buffers.query_tiles.first} * tile_size;  // place in delta and lse
+  const int64_t queries = smaller(tile_size, tiles.num_queries() - int64_t{query_tile} * tile_size);
+  const int64_t rows = round_up(queries, product_rows);
+  const int64_t kept = kept_offset(query_tile, packing, buffers);
+  const float* const lse = tiles.picked_queries ? buffers.lse : head.lse;
+  const ScoreTile score_tile{head, tiles, query_tile, queries, of.key};
+  const TileMask mask(score_tile, packing.strip_size);
+  const GradientTile at{score_tile, lse + place, buffers.delta + place, mask};
+  LeftOperand ds{buffers.ds_rows, tile_size / 2, 1};
+  if constexpr (pairs && tile_products) {
+    if (tiles.picked_queries) {
+      add_key_gradients_by_key(at, of, packing, buffers.q + kept, buffers.d_o + kept, buffers);
+    } else {
+      ds = add_key_gradients_by_query(at, of, packing, buffers.q + kept, buffers.d_o + kept, buffers);
+    }
+  } else {
+    ds = add_key_gradients_by_query(at, of, packing, buffers.q + kept, buffers.d_o + kept, buffers);
+  }
+  product_over_seen<pairs>({buffers.dq + kept, packing.width}, ds, {of.packed.k_rows, packing.width},
                            {rows, packing.cols, packing.token_units(of.keys)}, adds_to_dq, mask, mask.keys);
 }
 
-// RETURNS a tile's sums as rows of packed_width, in memory of packed keys if they are not.
+// RETURNS the sums of a tile of keys as rows, in memory of packed keys if they are not. By natural queries, AMX tiles
+// sum them transposed.
 template <bool pairs>
-const float* sums_by_row(const float* sums, const Packing<pairs>& packing, int64_t keys,
+const float* sums_by_row(const float* sums, const KeyTiles<true>& tiles, const Packing<pairs>& packing, int64_t keys,
                          const AttentionBackwardBuffers& buffers) {
-  if constexpr (pairs && tile_products) {
-    float* const rows = reinterpret_cast<float*>(buffers.k);
-    store_transposed(rows, packing.width, sums, buffers.scores, keys, packing.head_size);
-    return rows;
-  } else {
-    return sums;
-  }
+  if (!pairs || !tile_products || tiles.picked_queries) return sums;
+  float* const rows = reinterpret_cast<float*>(buffers.k);
+  store_transposed(rows, packing.width, sums, buffers.scores, keys, packing.head_size);
+  return rows;
 }
 
 // Stores the gradients of a tile of keys of the natural order.
@@ -348,9 +338,9 @@ inline bool begins_sums(const KeyTiles<true>& tiles) {
 template <bool pairs>
 void add_keys(float* totals, const float* sums, const KeyTiles<true>& tiles, const GradientKeys& of, bool begins,
               const Packing<pairs>& packing, const AttentionBackwardBuffers& buffers) {
-  const bool seen = of.k_for_dq != nullptr;
+  const bool seen = of.packed.k_rows != nullptr;
   if (!seen && !begins) return;
-  const float* const rows = seen ? sums_by_row(sums, packing, of.keys, buffers) : nullptr;
+  const float* const rows = seen ? sums_by_row(sums, tiles, packing, of.keys, buffers) : nullptr;
   const PlacedTokens tokens(tiles, of.key.picked, of.key.first(), of.keys);
   for (int64_t row = 0; row < of.keys; ++row) {
     if (tokens.at[row] >= tiles.tokens) continue;
@@ -360,16 +350,19 @@ void add_keys(float* totals, const float* sums, const KeyTiles<true>& tiles, con
       continue;
     }
     const float* const from = rows + row * packing.width;
-    for (int64_t col = 0; col < packing.cols; col += lanes)
-      store(to + col, begins ? load(from + col) : load(to + col) + load(from + col));
+    if (begins) {
+      stream_row(to, from, packing.cols, 1.0F);
+      continue;
+    }
+    for (int64_t col = 0; col < packing.cols; col += lanes) store(to + col, load(to + col) + load(from + col));
   }
 }
 
 // Stores the gradients of a tile of natural keys: the sums of their tokens and the tile's.
 template <typename T, bool pairs>
-void store_totals(const PlacedRows<T>& to, const float* totals, const float* sums, const GradientKeys& of,
-                  const Packing<pairs>& packing, const AttentionBackwardBuffers& buffers) {
-  const float* const rows = sums_by_row(sums, packing, of.keys, buffers);
+void store_totals(const PlacedRows<T>& to, const float* totals, const float* sums, const KeyTiles<true>& tiles,
+                  const GradientKeys& of, const Packing<pairs>& packing, const AttentionBackwardBuffers& buffers) {
+  const float* const rows = sums_by_row(sums, tiles, packing, of.keys, buffers);
   float* const added = buffers.scores;
   const int64_t first = of.key.first();
   for (int64_t row = 0; row < of.keys; ++row) {
@@ -396,7 +389,7 @@ void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const
   const int64_t offset = buffers.grouped ? (key.tile - buffers.query_tiles.first) * packing.tile : 0;
   GradientKeys of{.key = key,
                   .keys = smaller(tile_size, tiles.num_keys(key.picked) - key.first()),
-                  .k_for_dq = nullptr,
+                  .packed = {},
                   .dk = buffers.dk + offset,
                   .dv = buffers.dv + offset,
                   .adds = buffers.grouped && !group.first};
@@ -404,10 +397,10 @@ void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const
   for (int tile = query_tiles.first; tile < query_tiles.end; ++tile) {
     const KeyRuns runs = tiles.runs(tile);
     if (!runs.contains(key)) continue;
-    if (of.k_for_dq == nullptr) of.k_for_dq = pack_keys<T, pairs>(head, packing, key, of.keys, buffers);
+    if (of.packed.k_rows == nullptr) of.packed = pack_keys<T, pairs>(head, packing, key, of.keys, buffers);
     // In the last pass every query sees a key; the first of these begins its dq.
     const bool begins_dq = !adds_to_zero(head, buffers) && runs[0].tile == key.tile && runs[0].picked == key.picked;
-    add_gradients<T, pairs>(head, tiles, tile, of, !begins_dq, buffers);
+    add_gradients<pairs>(head, tiles, tile, of, !begins_dq, buffers);
     of.adds = true;
   }
   if (head.is_part && !of.adds) {
@@ -416,8 +409,8 @@ void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const
   }
   if (buffers.dk_sums != nullptr) {
     if (ends_sums(tiles) && group.last) {
-      store_totals(rows_of<T>(head.dk, head.dk_stride), buffers.dk_sums, of.dk, of, packing, buffers);
-      store_totals(rows_of<T>(head.dv, head.dv_stride), buffers.dv_sums, of.dv, of, packing, buffers);
+      store_totals(rows_of<T>(head.dk, head.dk_stride), buffers.dk_sums, of.dk, tiles, of, packing, buffers);
+      store_totals(rows_of<T>(head.dv, head.dv_stride), buffers.dv_sums, of.dv, tiles, of, packing, buffers);
       return;
     }
     const bool begins = begins_sums(tiles) && group.first;
@@ -425,8 +418,8 @@ void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const
     add_keys(buffers.dv_sums, of.dv, tiles, of, begins, packing, buffers);
   } else if (group.last && buffers.picked_k != nullptr) {
     const PlacedTokens tokens(tiles, true, key.first(), of.keys);
-    stream_picked(rows_of<T>(head.dk, head.dk_stride), sums_by_row(of.dk, packing, of.keys, buffers), tokens, packing);
-    stream_picked(rows_of<T>(head.dv, head.dv_stride), sums_by_row(of.dv, packing, of.keys, buffers), tokens, packing);
+    stream_picked(rows_of<T>(head.dk, head.dk_stride), of.dk, tokens, packing);
+    stream_picked(rows_of<T>(head.dv, head.dv_stride), of.dv, tokens, packing);
   } else if (group.last) {
     const auto store = [&](auto element) {
       using Element = decltype(element);

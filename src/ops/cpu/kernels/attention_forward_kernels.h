@@ -131,7 +131,7 @@ inline void carry_rows(const RunningRows& rows, const ScoreTile& tile, const Car
   for (int64_t row = 0; row < tile.queries; ++row) {
     const int64_t token = tokens.at[row];
     if (token >= tile.head.tokens) continue;
-    std::memcpy(next.o + token * rows.width, rows.o + row * rows.width, rows.width * 4);
+    stream_row(next.o + token * rows.width, rows.o + row * rows.width, rows.width, 1.0F);
     next.row_max[token] = rows.row_max[row];
     next.row_sum[token] = sums[row];
   }

@@ -255,14 +255,18 @@ struct TileMask {
   }
 };
 
+// RETURNS capped scores of q k^T. REQUIRES: the head has a softcap.
+inline Vec capped(Vec scores, const AttentionHead& head) {
+  return tanh(scores * (head.scale / head.softcap)) * head.softcap;
+}
+
 // Turns scores q k^T into capped ones, if the head has a softcap.
 inline void cap_scores(float* scores, int64_t queries, const AttentionHead& head, const TileMask& mask) {
   if (head.softcap == 0.0F) return;
-  const float factor = head.scale / head.softcap;
   mask.each_strip(mask.keys, queries, [&](int64_t first, int64_t rows, const PlaceRange& keys) {
     for (int64_t row = first; row < first + rows; ++row) {
       for (float* at = scores + row * tile_size + keys.first; at < scores + row * tile_size + keys.end; at += lanes)
-        store(at, tanh(load(at) * factor) * head.softcap);
+        store(at, capped(load(at), head));
     }
   });
 }
@@ -380,36 +384,42 @@ PlacedRows<T> rows_of(const void* operand, int64_t stride) {
   return {static_cast<const T*>(operand), stride};
 }
 
-// Writes a row past the caches if its memory is made of whole lines. REQUIRES: end_streams is called later.
-inline void write_row(void* to, const void* from, int64_t bytes) {
-#ifdef __AVX512F__
-  if ((reinterpret_cast<uintptr_t>(to) | static_cast<uintptr_t>(bytes)) % 64 == 0) {
-    for (int64_t i = 0; i < bytes; i += 64) {
-      _mm512_stream_si512(reinterpret_cast<__m512i*>(static_cast<std::byte*>(to) + i),
-                          _mm512_loadu_si512(static_cast<const std::byte*>(from) + i));
-    }
-    return;
-  }
-#endif
-  copy_row(static_cast<std::byte*>(to), static_cast<const std::byte*>(from), bytes);
-}
-
 inline void end_streams() {
 #ifdef __AVX512F__
   _mm_sfence();
 #endif
 }
 
-// Writes a row of scaled floats, rounded to T, in the same way.
+// Write a row of scaled floats, rounded as assign does, past the caches if its memory is made of whole lines. REQUIRES:
+// end_streams is called later.
+#ifdef __AVX512F__
+inline __m512i line_of(const float* from, float scale, float /*type*/) {
+  return _mm512_castps_si512(load(from) * scale);
+}
+inline __m512i line_of(const float* from, float scale, bf16 /*type*/) {
+  using Halves [[gnu::vector_size(64)]] = uint16_t;
+  Halves upper;  // halves of both vectors
+  for (int i = 0; i < 2 * lanes; ++i) upper[i] = static_cast<uint16_t>(2 * i + 1);
+  const auto rounded = [&](Vec value) {
+    const auto bits = reinterpret_cast<BitsVec>(value);
+    return reinterpret_cast<Halves>(value == value ? bits + 0x7fffU + ((bits >> 16) & 1U) : bits | 0x400000U);
+  };
+  return reinterpret_cast<__m512i>(
+      __builtin_shuffle(rounded(load(from) * scale), rounded(load(from + lanes) * scale), upper));
+}
+#endif
+
 template <typename T>
 void stream_row(T* to, const float* from, int64_t cols, float scale) {
-  constexpr int64_t chunk = 256;
-  alignas(64) T rounded[chunk];
-  for (int64_t col = 0; col < cols; col += chunk) {
-    const int64_t count = smaller(chunk, cols - col);
-    store_rows(rounded, 0, from + col, 0, 1, count, scale);
-    write_row(to + col, rounded, count * static_cast<int64_t>(sizeof(T)));
+#ifdef __AVX512F__
+  constexpr auto line = static_cast<int64_t>(64 / sizeof(T));
+  if (cols % line == 0 && reinterpret_cast<uintptr_t>(to) % 64 == 0) {
+    for (int64_t col = 0; col < cols; col += line)
+      _mm512_stream_si512(reinterpret_cast<__m512i*>(to + col), line_of(from + col, scale, T()));
+    return;
   }
+#endif
+  store_rows(to, 0, from, 0, 1, cols, scale);
 }
 
 }  // namespace

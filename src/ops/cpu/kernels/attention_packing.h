@@ -75,16 +75,15 @@ void pack_pairs_of(Unit* out, const Packing<pairs>& packing, const Unit* rows) {
                  packing.head_size);
 }
 
-// Packs, behind a tile that is packed by rows, the same for sums over the rows, as pack_both or, for AMX tiles,
-// pack_for_tiles does.
+// Packs, behind a tile that is packed by rows, the same for sums over the rows, as pack_both does. For AMX tiles, which
+// multiply scores by key, packs its columns instead of its rows. `buffer` has room for a tile.
 template <bool pairs>
 void pack_behind(Unit* tile, Unit* buffer, const Packing<pairs>& packing) {
-  if constexpr (pairs && tile_products) {
-    pack_pairs_of(buffer, packing, tile);
-    transpose(tile + packing.tile / 2, tile_size / 2, buffer, packing.width, tile_size / 2, packing.width);
-  } else if constexpr (pairs) {
-    pack_pairs_of(tile + packing.tile / 2, packing, tile);
-  }
+  if constexpr (!pairs) return;
+  pack_pairs_of(tile + packing.tile / 2, packing, tile);
+  if constexpr (!tile_products) return;
+  pack_transposed(buffer, packing, tile);
+  std::memcpy(tile, buffer, packing.tile / 2 * 4);
 }
 
 }  // namespace

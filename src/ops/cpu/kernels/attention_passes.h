@@ -206,7 +206,7 @@ void finish_picked(const AttentionHead& head, const KeyTiles<true>& tiles, const
   }
   each_picked(tiles, block, [&](int place, int token) {
     if (token >= tiles.tokens) return;
-    std::memcpy(buffers.dq_sums + token * packing.width, buffers.dq + place * packing.width, packing.width * 4);
+    stream_row(buffers.dq_sums + token * packing.width, buffers.dq + place * packing.width, packing.width, 1.0F);
   });
 }
 
