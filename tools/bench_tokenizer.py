@@ -13,8 +13,8 @@ the elapsed time of `data pack` for the whole corpus, with one and with two enco
 train: 32,000 tokens from the whole corpus, with one and with two threads, each trainer in its own process: elapsed and
 processor time and peak memory. Then gptrain's peak memory for the same corpus repeated three times, which has the same
 words.
---before OTHER, another build of gptrain: only `data pack` of the 20 MB by both in turn, as bytes and with the
-vocabulary of 50,257, one thread; processor time, less that of packing one word.
+--before OTHER, another build of gptrain: only `data pack` by both in turn, of the 20 MB ten times as bytes and once with
+the vocabulary of 50,257, one thread; processor time, less that of packing one word.
 """
 import argparse
 import gzip
@@ -153,23 +153,23 @@ def bench_encode(gptrain, corpus, folder):
 
 
 def bench_before(gptrain, corpus, folder, before):
-    turns = 9
+    turns, byte_copies = 9, 10
     text = "\n".join(texts_of(corpus))[:ENCODED_BYTES]
-    documents = write_documents(folder / "documents.jsonl",
-                                [text[i:i + DOCUMENT_CHARACTERS] for i in range(0, len(text), DOCUMENT_CHARACTERS)])
+    texts = [text[i:i + DOCUMENT_CHARACTERS] for i in range(0, len(text), DOCUMENT_CHARACTERS)]
+    documents = write_documents(folder / "documents.jsonl", texts)
     own = folder / "tokenizer.json"
     run(gptrain, "data", "train-tokenizer", documents, "--vocab-size", ENCODE_VOCABULARY, "--out", own, capture_output=True)
     word = write_documents(folder / "word.jsonl", ["word"])
-    for tokenizer in ("bytes", own):
+    for tokenizer, input_ in (("bytes", write_documents(folder / "copies.jsonl", texts * byte_copies)), (own, documents)):
         def seconds_of(program, file, tokenizer=tokenizer):
             return measured(program, "data", "pack", file, "--tokenizer", tokenizer, "--threads", 1, "--out", folder / "out")[1]
 
         spent = {before: [], gptrain: []}
         for _ in range(turns):
             for program, seconds in spent.items():
-                seconds.append(seconds_of(program, documents) - seconds_of(program, word))
+                seconds.append(seconds_of(program, input_) - seconds_of(program, word))
         for program, seconds in spent.items():
-            print(f"data pack of {documents.stat().st_size / 1e6:.1f} MB of JSONL, {Path(tokenizer).stem}, {program}: least "
+            print(f"data pack of {input_.stat().st_size / 1e6:.1f} MB of JSONL, {Path(tokenizer).stem}, {program}: least "
                   f"{min(seconds):.3f} s, median {statistics.median(seconds):.3f} s of {turns} turns", flush=True)
 
 

@@ -133,6 +133,9 @@ class Folders(TokenizerCase):
             self.write("special_tokens_map.json", {"pad_token": "<pad>"})
             result = self.run_gptrain("data", "tokenize", "--tokenizer", "m", "a<pad>b")
             self.assertIn("m/special_tokens_map.json: <pad> is no token of the vocabulary, and is added with the id ", result.err)
+            self.write("special_tokens_map.json", {"pad_token": "<pad>", "additional_special_tokens": ["<one>", "<two>"]})
+            ids = self.run_gptrain("data", "tokenize", "--tokenizer", "m", "<pad><one><two>").out.split("\n")[0].split()[1:]
+            self.assertEqual([int(i) - int(ids[0]) for i in ids], [0, 1, 2])
             self.path("m/special_tokens_map.json").unlink()
             self.write("added_tokens.json", {"<|endoftext|>": 7})
             self.refuse(USAGE, "m/added_tokens.json: <|endoftext|> has the id 7 here, but 0 in the vocabulary", "data", "tokenize",

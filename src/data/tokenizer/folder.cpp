@@ -164,7 +164,7 @@ std::optional<json> id_in(json& root, const std::string& content) {
 int64_t next_id(const json& root) {
   auto next = static_cast<int64_t>(vocabulary_of(root).size());
   for (const json& token : root["added_tokens"]) {
-    if (token.is_object() && token.value("id", json()).is_number_unsigned())
+    if (token.is_object() && token.value("id", json()).is_number_integer())
       next = std::max(next, token["id"].get<int64_t>() + 1);
   }
   return next;
