@@ -18,16 +18,6 @@ namespace {
   throw Error(code, "cannot {} {}: {}", action, path.string(), std::strerror(error_number));
 }
 
-// Repeats a call that a signal interrupted.
-template <typename Call>
-int retry(Call call) {
-  int result = 0;
-  do {
-    result = call();
-  } while (result < 0 && errno == EINTR);
-  return result;
-}
-
 int open_flags(OutputFile::Mode mode) {
   switch (mode) {
     case OutputFile::Mode::append:
@@ -45,7 +35,7 @@ int open_flags(OutputFile::Mode mode) {
 void sync_folder(const std::filesystem::path& folder) {
   const int descriptor = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) return;
-  ::fsync(descriptor);
+  sync_descriptor(descriptor);
   ::close(descriptor);
 }
 
@@ -107,7 +97,7 @@ void OutputFile::replace(std::string_view bytes) {
 }
 
 void OutputFile::sync(const std::function<bool()>& repair) {
-  for (int tries = 1; retry([&] { return ::fsync(descriptor_); }) != 0;) {
+  for (int tries = 1; sync_descriptor(descriptor_) != 0;) {
     const int error = errno;
     if (!may_pass(error) || tries == most_tries || !repair()) fail(code_, "sync", shown_, error);
     wait_before_try(++tries);
