@@ -47,6 +47,17 @@ std::filesystem::path temporary_path(std::filesystem::path path) {
   return path;
 }
 
+// Returns the path; refuses devices and pipes there. A rename would replace them by a file, and opening a pipe that
+// nobody reads never returns.
+std::filesystem::path ordinary(std::filesystem::path path, const char* action, ExitCode code) {
+  std::error_code none;
+  const std::filesystem::file_status there = std::filesystem::status(path, none);
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there) &&
+      !std::filesystem::is_directory(there))
+    throw Error(code, "cannot {} {}: it is no ordinary file", action, path.string());
+  return path;
+}
+
 }  // namespace
 
 OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code) : OutputFile(path, mode, code, path) {}
@@ -54,6 +65,7 @@ OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code) : O
 OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code, std::filesystem::path shown)
     : path_(std::move(path)), shown_(std::move(shown)), code_(code) {
   if (mode != Mode::create) remove_lost_link(path_);
+  if (mode == Mode::append) ordinary(path_, "append to", code_);
   descriptor_ = call_with_tries([&] { return ::open(path_.c_str(), open_flags(mode) | O_WRONLY | O_CLOEXEC, 0666); });
   if (descriptor_ < 0) fail(code_, "open", shown_, errno);
   struct stat status {};
@@ -104,22 +116,8 @@ void OutputFile::sync(const std::function<bool()>& repair) {
   }
 }
 
-namespace {
-
-// Returns the path that a rename may replace; refuses devices and pipes, which a rename would replace by a file.
-std::filesystem::path replaceable(std::filesystem::path path, ExitCode code) {
-  std::error_code none;
-  const std::filesystem::file_status there = std::filesystem::status(path, none);
-  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there) &&
-      !std::filesystem::is_directory(there))
-    throw Error(code, "cannot replace {}: it is no ordinary file", path.string());
-  return path;
-}
-
-}  // namespace
-
 AtomicFile::AtomicFile(std::filesystem::path path, ExitCode code)
-    : path_(replaceable(std::move(path), code)),
+    : path_(ordinary(std::move(path), "replace", code)),
       temporary_(temporary_path(path_), OutputFile::Mode::overwrite, code, path_) {}
 
 AtomicFile::~AtomicFile() {

@@ -459,6 +459,18 @@ class Folders(CliCase):
         self.assertEqual(process.returncode, CHECKPOINT, error)
         self.assertEqual(len(self.checkpoint_steps()), 1)
 
+    def test_metrics_replaced_by_a_pipe(self):
+        config = self.write_run()
+        process = self.start("train", config, *ENDLESS)
+        self.wait_until(lambda: process.stdout.readline().startswith("step 3/"), process)
+        self.path("out/metrics.jsonl").unlink()
+        os.mkfifo(self.path("out/metrics.jsonl"))
+        _, error = process.communicate(timeout=TIMEOUT_SECONDS)
+        self.assertEqual(process.returncode, CHECKPOINT, error)
+        self.assertIn("gptrain: cannot append to out/metrics.jsonl: it is no ordinary file; the state after step ", error)
+        self.assertEqual(len(self.checkpoint_steps()), 1)
+        self.refuse(USAGE, "out/metrics.jsonl: ", "train", config, "--resume", *overrides("run.steps=1000"))
+
     def test_checkpoints_that_are_no_folder(self):
         config = self.write_run()
         process = self.start("train", config, *ENDLESS)
