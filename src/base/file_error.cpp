@@ -1,7 +1,13 @@
 #include "base/file_error.h"
 
+#include <atomic>
 #include <chrono>
+#include <cstring>
+#include <sys/stat.h>
 #include <thread>
+#include <unistd.h>
+
+#include "base/output.h"
 
 namespace gptrain::inline base {
 
@@ -20,6 +26,21 @@ bool may_pass(int error) {
     default:
       return is_transient(error);
   }
+}
+
+int sync_descriptor(int descriptor) {
+  int result = 0;
+  do result = ::fsync(descriptor);
+  while (result != 0 && errno == EINTR);
+  const int error = errno;
+  if (result == 0 || (error != EINVAL && error != ENOSYS && error != EOPNOTSUPP)) return result;
+  static std::atomic<bool> told = false;
+  struct stat status {};
+  if (::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && !told.exchange(true)) {
+    print_err("warning: a file system here cannot sync files ({}): a loss of power may take what was written last\n",
+              std::strerror(error));
+  }
+  return 0;
 }
 
 void wait_before_try(int number) { std::this_thread::sleep_for(std::chrono::milliseconds(500) * (number - 1)); }

@@ -15,6 +15,11 @@ bool may_pass(int error);
 
 inline constexpr int most_tries = 3;  // tries of work that fails with an error that may pass
 
+// Calls fsync, again if a signal interrupted it; returns 0, or -1 and errno. A file system that cannot sync, as some
+// over FUSE and of network shares, counts as one that has: a warning says so once if the descriptor is a file's.
+// Entries of its folders are durable by themselves.
+int sync_descriptor(int descriptor);
+
 // Waits before try `number` of the same work, from 2 on: half a second longer each time.
 void wait_before_try(int number);
 

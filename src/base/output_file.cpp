@@ -18,16 +18,6 @@ namespace {
   throw Error(code, "cannot {} {}: {}", action, path.string(), std::strerror(error_number));
 }
 
-// Repeats a call that a signal interrupted.
-template <typename Call>
-int retry(Call call) {
-  int result = 0;
-  do {
-    result = call();
-  } while (result < 0 && errno == EINTR);
-  return result;
-}
-
 int open_flags(OutputFile::Mode mode) {
   switch (mode) {
     case OutputFile::Mode::append:
@@ -45,7 +35,7 @@ int open_flags(OutputFile::Mode mode) {
 void sync_folder(const std::filesystem::path& folder) {
   const int descriptor = ::open(folder.empty() ? "." : folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (descriptor < 0) return;
-  ::fsync(descriptor);
+  sync_descriptor(descriptor);
   ::close(descriptor);
 }
 
@@ -57,6 +47,17 @@ std::filesystem::path temporary_path(std::filesystem::path path) {
   return path;
 }
 
+// Returns the path; refuses devices and pipes there. A rename would replace them by a file, and opening a pipe that
+// nobody reads never returns.
+std::filesystem::path ordinary(std::filesystem::path path, const char* action, ExitCode code) {
+  std::error_code none;
+  const std::filesystem::file_status there = std::filesystem::status(path, none);
+  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there) &&
+      !std::filesystem::is_directory(there))
+    throw Error(code, "cannot {} {}: it is no ordinary file", action, path.string());
+  return path;
+}
+
 }  // namespace
 
 OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code) : OutputFile(path, mode, code, path) {}
@@ -64,6 +65,7 @@ OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code) : O
 OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code, std::filesystem::path shown)
     : path_(std::move(path)), shown_(std::move(shown)), code_(code) {
   if (mode != Mode::create) remove_lost_link(path_);
+  if (mode == Mode::append) ordinary(path_, "append to", code_);
   descriptor_ = call_with_tries([&] { return ::open(path_.c_str(), open_flags(mode) | O_WRONLY | O_CLOEXEC, 0666); });
   if (descriptor_ < 0) fail(code_, "open", shown_, errno);
   struct stat status {};
@@ -107,29 +109,15 @@ void OutputFile::replace(std::string_view bytes) {
 }
 
 void OutputFile::sync(const std::function<bool()>& repair) {
-  for (int tries = 1; retry([&] { return ::fsync(descriptor_); }) != 0;) {
+  for (int tries = 1; sync_descriptor(descriptor_) != 0;) {
     const int error = errno;
     if (!may_pass(error) || tries == most_tries || !repair()) fail(code_, "sync", shown_, error);
     wait_before_try(++tries);
   }
 }
 
-namespace {
-
-// Returns the path that a rename may replace; refuses devices and pipes, which a rename would replace by a file.
-std::filesystem::path replaceable(std::filesystem::path path, ExitCode code) {
-  std::error_code none;
-  const std::filesystem::file_status there = std::filesystem::status(path, none);
-  if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there) &&
-      !std::filesystem::is_directory(there))
-    throw Error(code, "cannot replace {}: it is no ordinary file", path.string());
-  return path;
-}
-
-}  // namespace
-
 AtomicFile::AtomicFile(std::filesystem::path path, ExitCode code)
-    : path_(replaceable(std::move(path), code)),
+    : path_(ordinary(std::move(path), "replace", code)),
       temporary_(temporary_path(path_), OutputFile::Mode::overwrite, code, path_) {}
 
 AtomicFile::~AtomicFile() {

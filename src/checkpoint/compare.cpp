@@ -80,10 +80,18 @@ class AveragedTensor final : public SliceMemory {
  private:
   void average() {
     std::vector<double> sums;
+    bool all_zero = true;
     for (size_t i = 0; i < all_.size(); ++i) {
       const std::vector<float> values = load_tensor(all_[i], name_, NotFinite::refused);
       sums.resize(values.size());
       for (size_t k = 0; k < values.size(); ++k) sums[k] += shares_[i] * values[k];
+      all_zero = all_zero && std::all_of(values.begin(), values.end(), [](float value) { return value == 0; });
+    }
+    // Half of the smallest number above 0.
+    const double vanishes = dtype_ == DType::bf16 ? 0x1p-134 : 0x1p-150;
+    if (!all_zero && std::all_of(sums.begin(), sums.end(), [=](double sum) { return std::abs(sum) <= vanishes; })) {
+      throw Error(ExitCode::checkpoint, "{}: every number of the weighted sum is 0 in {}; choose other --shares",
+                  printable(name_), dtype_name(dtype_));
     }
     if (dtype_ == DType::bf16) {
       keep(sums, [](double sum) { return to_bf16(static_cast<float>(sum)); });
@@ -131,6 +139,23 @@ void require_one_model(const std::vector<Contents>& all) {
     throw Error(ExitCode::usage, "{} is of another model than {}:\n{}", contents.checkpoint.string(),
                 all.front().checkpoint.string(), changes.refused.empty() ? changes.accepted.front() : changes.refused);
   }
+}
+
+// Returns the share of each of `count` checkpoints: those given, or that of the mean. THROWS Error(usage).
+std::vector<double> checked_shares(const std::vector<double>& given, size_t count) {
+  if (given.empty()) return std::vector<double>(count, 1.0 / static_cast<double>(count));
+  if (given.size() != count) {
+    throw Error(ExitCode::usage, "--shares gives {} numbers for {}", given.size(),
+                format_counted(static_cast<int64_t>(count), "checkpoint"));
+  }
+  for (const double share : given) {
+    if (!std::isfinite(share)) throw Error(ExitCode::usage, "--shares: {} is not a finite number", share);
+    if (share < 0) throw Error(ExitCode::usage, "--shares: {} is negative; give each checkpoint 0 or more", share);
+  }
+  if (std::all_of(given.begin(), given.end(), [](double share) { return share == 0; })) {
+    throw Error(ExitCode::usage, "--shares: all are 0, so that every weight would be 0; their sum should be 1");
+  }
+  return given;
 }
 
 }  // namespace
@@ -181,15 +206,7 @@ std::string compare_checkpoints(const fs::path& a, const fs::path& b) {
 
 void average_checkpoints(const std::vector<fs::path>& checkpoints, const std::vector<double>& given,
                          const fs::path& out, WhichWeights which) {
-  std::vector<double> shares = given;
-  if (shares.empty()) shares.assign(checkpoints.size(), 1.0 / static_cast<double>(checkpoints.size()));
-  if (shares.size() != checkpoints.size()) {
-    throw Error(ExitCode::usage, "--shares gives {} numbers for {}", shares.size(),
-                format_counted(std::ssize(checkpoints), "checkpoint"));
-  }
-  for (const double share : shares) {
-    if (!std::isfinite(share)) throw Error(ExitCode::usage, "--shares: {} is not a finite number", share);
-  }
+  const std::vector<double> shares = checked_shares(given, checkpoints.size());
   NewFolder made(out, "--out");
   std::vector<Contents> all;
   for (const fs::path& checkpoint : checkpoints) all.push_back(read_contents(checkpoint));

@@ -21,8 +21,8 @@ std::string compare_checkpoints(const std::filesystem::path& a, const std::files
 // Writes OUT/checkpoints/step-N with the mean of the checkpoints' weights (or of their averaged weights), or their sum
 // weighted by `shares`, computed in f64 and rounded once. Step, config, tokenizer and dtypes are those of the newest
 // checkpoint. Without optimizer state, no run can resume it. THROWS Error(usage) if `out` exists, the models or
-// tokenizers differ, the number of shares is not that of the checkpoints, or a checkpoint lacks the average;
-// Error(checkpoint).
+// tokenizers differ, the number of shares is not that of the checkpoints, a share is negative or not finite, all are 0,
+// or a checkpoint lacks the average; Error(checkpoint), also if a tensor's sum overflows or vanishes in its dtype.
 void average_checkpoints(const std::vector<std::filesystem::path>& checkpoints, const std::vector<double>& shares,
                          const std::filesystem::path& out, WhichWeights which = WhichWeights::trained);
 

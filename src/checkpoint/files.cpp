@@ -174,7 +174,7 @@ void SyncedFile::write_through(const void* data, int64_t bytes) {
 
 void SyncedFile::sync_and_close() {
   if (direct_) stop_past_cache();
-  if (retry([&] { return ::fsync(descriptor_); }) != 0) fail("sync", path_, errno);
+  if (sync_descriptor(descriptor_) != 0) fail("sync", path_, errno);
   // Network file systems report a full disk here. The descriptor is gone even if this fails.
   if (::close(std::exchange(descriptor_, -1)) != 0 && errno != EINTR) fail("close", path_, errno);
 }
@@ -214,11 +214,10 @@ void InputFile::read(int64_t offset, void* data, int64_t bytes) const {
 void sync_folder(const fs::path& folder) {
   const int descriptor = retry([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
   if (descriptor < 0) fail("open", folder, errno);
-  const int result = retry([&] { return ::fsync(descriptor); });
+  const int result = sync_descriptor(descriptor);
   const int error = errno;
   ::close(descriptor);
-  // Some file systems cannot sync a folder and say so; their entries are durable by themselves.
-  if (result != 0 && error != EINVAL && error != ENOSYS && error != EOPNOTSUPP) fail("sync", folder, error);
+  if (result != 0) fail("sync", folder, error);
 }
 
 void create_folders(const fs::path& folder) {

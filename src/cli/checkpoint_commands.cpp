@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fmt/format.h>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <system_error>
 #include <unistd.h>
@@ -156,6 +158,10 @@ void add_average_command(CLI::App& checkpoint) {
     for (const std::string& folder : arguments->folders) checkpoints.push_back(resolve_checkpoint(folder));
     average_checkpoints(checkpoints, arguments->shares, arguments->out, which_weights(arguments->ema));
     for (const std::filesystem::path& averaged : checkpoints) warn_of_rise(averaged);
+    const double sum = std::accumulate(arguments->shares.begin(), arguments->shares.end(), 0.0);
+    if (!arguments->shares.empty() && std::abs(sum - 1) > 0.02) {
+      print_err("warning: --shares add up to {}, not to 1: the weights are {} times a mean\n", sum, sum);
+    }
     print_out("{}: the weights of {} averaged\n", arguments->out,
               format_counted(std::ssize(checkpoints), "checkpoint"));
   });

@@ -73,9 +73,7 @@ class TokenOutput {
 
   void sync() {
     flush();
-    while (::fsync(file_) != 0) {
-      if (errno != EINTR) throw_write_error(path_);
-    }
+    if (sync_descriptor(file_) != 0) throw_write_error(path_);
     const int result = ::close(file_);
     file_ = -1;
     if (result != 0) throw_write_error(path_);
@@ -120,12 +118,11 @@ void sync_folder_of(const std::filesystem::path& path) {
   const std::filesystem::path folder = path.has_parent_path() ? path.parent_path() : ".";
   const int file = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (file < 0) throw_write_error(folder);
-  const int result = ::fsync(file);
+  const int result = sync_descriptor(file);
   const int reason = errno;
   ::close(file);
   errno = reason;
-  // Some file systems cannot sync a folder and return EINVAL, which is ignored.
-  if (result != 0 && errno != EINVAL) throw_write_error(folder);
+  if (result != 0) throw_write_error(folder);
 }
 
 }  // namespace

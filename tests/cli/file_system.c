@@ -7,6 +7,7 @@
 //   stale      the status of FOLDER and of what is below cannot be had while the file FOLDER.off exists: ESTALE
 //   short      reads and writes below FOLDER move half of the bytes asked for
 //   fsync      the first fsync of each file below FOLDER fails with EIO, and what was written is lost, as with NFS
+//   unsynced   fsync of files and folders fails with EINVAL
 //   close      the first close of each file written below FOLDER fails with EIO
 //   clock      the time of day jumps by days at every call; the monotonic clock jumps ahead once, by an hour
 #define _GNU_SOURCE
@@ -178,6 +179,7 @@ ssize_t pread64(int file, void* data, size_t bytes, off_t offset) {
 }
 ssize_t pread(int file, void* data, size_t bytes, off_t offset) { return pread64(file, data, bytes, offset); }
 int fsync(int file) {
+  if (has("unsynced")) return refuse(EINVAL);
   if (!has("fsync") || !is_first(file)) return (int)syscall(SYS_fsync, file);
   syscall(SYS_ftruncate, file, 0);
   return refuse(EIO);

@@ -45,6 +45,15 @@ class Lacking(FaultyCase):
             self.assert_same_checkpoint(self.checkpoint(6), self.checkpoint(6, faults))
             self.run_with(faults, "data", "inspect", "corpus")
 
+    def test_no_syncing(self):
+        self.path("a.txt").write_text("some text\n" * 400, encoding="utf-8")
+        warning = "warning: a file system here cannot sync files (Invalid argument): "
+        error = self.run_with("unsynced", "data", "pack", "a.txt", "--out", "packed", "--tokenizer", "bytes").stderr
+        self.assertEqual(error.count(warning), 1, error)
+        config = self.write_config(tiny_config(data={"train": [{"path": "packed"}]}))
+        self.assertEqual(self.run_with("unsynced", "train", config).stderr.count(warning), 1)
+        self.assertIn("sound", self.succeed("checkpoint", "verify", "out"))
+
     def test_status_that_cannot_be_had(self):
         """No search for the first folder that exists goes on for ever where the status even of / cannot be had."""
         self.train(self.write_run())

@@ -315,6 +315,15 @@ class Compare(CheckpointCase):
                     "--resume", "mean", *overrides("run.out=further"))
         self.refuse(USAGE, "--shares: nan is not a finite number", "checkpoint", "average", "--shares", "nan", "out",
                     "--out", "more")
+        for shares, fault in (("0,0", "all are 0"), ("3,-3", "-3 is negative"), ("-0.0,0", "all are 0"), ("2,-1", "-1 is negative"),
+                              ("1,inf", "inf is not a finite number"), ("1,1e999", "")):
+            error = self.refuse(USAGE, f"--shares: {fault}" if fault else "--shares", "checkpoint", "average", f"--shares={shares}",
+                                "out", "mean", "--out", "more")
+            self.assertEqual(len(error.splitlines()), 1, error)
+        self.refuse(CHECKPOINT, "every number of the weighted sum is 0 in f32", "checkpoint", "average", "--shares", "1e-60,1e-60",
+                    self.checkpoint(2), self.checkpoint(6), "--out", "more")
+        twice = self.run_gptrain("checkpoint", "average", "--shares", "1,1", self.checkpoint(2), self.checkpoint(6), "--out", "twice")
+        self.assertEqual((twice.code, twice.err), (0, "warning: --shares add up to 2, not to 1: the weights are 2 times a mean\n"))
         self.refuse(USAGE, "--shares gives 1 numbers for 2 checkpoints", "checkpoint", "average", "--shares", "1", "out",
                     "mean", "--out", "more")
         self.refuse(USAGE, "--out mean: already exists", "checkpoint", "average", "out", "--out", "mean")
