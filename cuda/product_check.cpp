@@ -5,7 +5,8 @@
 namespace gptrain::inline cuda {
 namespace {
 
-// Returns the column sums of a [1, n] bias gradient as a product: a row of ones times the operand.
+// Returns the bias gradient [1, m], the sums over the rows of the operand [depth, m], as a product: a row of ones times
+// the operand.
 ExpectedProduct sums_of_rows(const Matrix& factor, const Matrix& sums) {
   return {.product = {.a = Matrix(nullptr, factor.dtype, 1, factor.rows), .b = factor, .bias = {}, .c = sums}};
 }
