@@ -65,7 +65,7 @@ float ProductCheck::worst_distance(const ExpectedProduct& expected, std::byte* s
 
 std::string why_unserved(const std::string& last_fault) {
   if (last_fault.empty()) return "cuBLASLt has no algorithm for it on this device";
-  return "all algorithms that cuBLASLt has for it were struck out, the last one because " + last_fault;
+  return "all algorithms that cuBLASLt has for it were rejected, the last one because " + last_fault;
 }
 
 }  // namespace gptrain::cuda
