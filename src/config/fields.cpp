@@ -11,8 +11,6 @@
 namespace gptrain::inline config {
 namespace {
 
-constexpr uint64_t max_steps = 1'000'000'000'000;
-
 Builder layers_per_stage_field() {
   Builder builder;
   builder.path = "parallel.layers_per_stage";
