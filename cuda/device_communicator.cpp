@@ -139,7 +139,7 @@ class DeviceCommunicator final : public GatheredTransfers {
     const int64_t longest = longest_piece(width);
     int64_t end = 0;
     for (int rank = 0; rank < size(); ++rank) end = std::max(end, slice(rank + 1) - slice(rank));
-    // Receives a piece while the previous one is summed. A single piece needs no second queue.
+    // If there are several pieces, receives one on a second queue while the previous one is summed.
     const bool overlaps = end > longest;
     int half = 0;
     for (int64_t start = 0; start < end; start += longest, half = 1 - half) {

@@ -5,7 +5,8 @@
 namespace gptrain::inline cuda {
 namespace {
 
-// Returns the column sums of a [1, n] bias gradient as a product: a row of ones times the operand.
+// Returns the bias gradient [1, m], the sums over the rows of the operand [depth, m], as a product: a row of ones times
+// the operand.
 ExpectedProduct sums_of_rows(const Matrix& factor, const Matrix& sums) {
   return {.product = {.a = Matrix(nullptr, factor.dtype, 1, factor.rows), .b = factor, .bias = {}, .c = sums}};
 }
@@ -64,7 +65,7 @@ float ProductCheck::worst_distance(const ExpectedProduct& expected, std::byte* s
 
 std::string why_unserved(const std::string& last_fault) {
   if (last_fault.empty()) return "cuBLASLt has no algorithm for it on this device";
-  return "all algorithms that cuBLASLt has for it were struck out, the last one because " + last_fault;
+  return "all algorithms that cuBLASLt has for it were rejected, the last one because " + last_fault;
 }
 
 }  // namespace gptrain::cuda

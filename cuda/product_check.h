@@ -2,8 +2,9 @@
 //
 // Libraries have had algorithms that omitted the end of a sum's depth, or gave different bits from run to run, at
 // shapes that their own tests did not cover. So a chosen algorithm runs twice before use, on the product's own
-// operands: the corner tiles and other tiles of the result must equal the own kernel's sums, every element must be
-// written, and all bits must be equal both times. Otherwise it is rejected, and the next fastest is tried.
+// operands: the corner tiles and other tiles of the result must differ from the own kernel's sums by no more than
+// rounding explains, every element must be written, and both runs must give the same bits. Otherwise it is rejected,
+// and the next fastest is tried.
 #pragma once
 
 #include <algorithm>

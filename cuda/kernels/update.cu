@@ -38,7 +38,7 @@ __global__ void chunk_norms(const SquaredNorm::Segment* segments, int64_t num_se
   });
 }
 
-// One block per partial.
+// Each thread block computes one partial.
 __global__ void segment_norms(const SquaredNorm::Segment* segments, int64_t num_segments, const double* sums,
                               double* partials) {
   const int64_t partial = blockIdx.x;

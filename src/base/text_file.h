@@ -8,7 +8,7 @@
 
 namespace gptrain::inline base {
 
-constexpr int64_t max_text_bytes = int64_t{1} << 26;       // limit of a text that a command takes whole
+constexpr int64_t max_text_bytes = int64_t{1} << 26;       // limit of a text that a command reads as a whole
 constexpr int64_t max_tokenizer_bytes = int64_t{1} << 27;  // limit of a tokenizer's file
 
 // Beginning of the file that Git LFS leaves in place of one that was not fetched.

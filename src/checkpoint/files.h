@@ -85,7 +85,7 @@ void create_folders(const std::filesystem::path& folder);
 // Gives the finished folder `temporary` the name `target` in one step and syncs their common parent. If `target` exists
 // the two exchange their names, so that at every moment a complete folder bears the name; the old one is then deleted,
 // if it can be. If the file system cannot exchange names, a crash can leave no folder of the name. Tries more than
-// once.
+// once; THROWS Error(checkpoint) if it fails.
 void publish_folder(const std::filesystem::path& temporary, const std::filesystem::path& target);
 
 // Removes a folder (or file) and all in it; there may be none. Returns the name and the reason if something could not

@@ -211,7 +211,8 @@ class HfConfigReader {
       if (flag("mlp_bias", false) != bias) {
         refuse(
             "mlp_bias", document_.value("mlp_bias", Json(false)),
-            fmt::format("must be attention_bias, {}: gptrain's linears have biases in both branches or in none", bias));
+            fmt::format("must be {}, as attention_bias is: gptrain's linears have biases in both branches or in none",
+                        bias));
       }
     }
     if (is_qwen3) require("attention_bias", false, "gptrain has no biases of attention alone");

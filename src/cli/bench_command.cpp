@@ -125,7 +125,8 @@ void bench_links(World& world, const CommArguments& arguments, LinkWay way) {
   std::iota(ranks.begin(), ranks.end(), 0);
   const auto group = world.make_group(ranks);
   agree_on(group.get(), world, [&] {
-    if (world.size() == 1) throw Error(ExitCode::usage, "--into {}: one rank has no links", arguments.into);
+    if (world.size() == 1)
+      throw Error(ExitCode::usage, "--into {}: one rank has no links; start at least two", arguments.into);
     if (world.rank() == 0 && !find_machine(arguments.into).is_cpu)
       throw Error(ExitCode::usage, "--into {}: is the profile of a GPU; name the links between GPUs with --cluster",
                   arguments.into);

@@ -333,9 +333,10 @@ RunOptions add_run_options(CLI::App& command, TrainArguments& arguments) {
       ->check(change_kind())
       ->type_name("KIND")
       ->allow_extra_args(false);
-  options.steps = command.add_option("--steps", arguments.steps, "end after N steps; 0: save the initial state")
-                      ->check(whole_number_from(0))
-                      ->type_name("N");
+  options.steps =
+      command.add_option("--steps", arguments.steps, "end this call after N steps; 0: save the initial state")
+          ->check(whole_number_from(0))
+          ->type_name("N");
   options.profile_step = command
                              .add_option("--profile-step", arguments.profile_step,
                                          "time step N op by op: a table, and OUT/trace-stepN.json")

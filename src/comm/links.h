@@ -27,7 +27,8 @@ class Links {
   [[noreturn]] virtual void end_process(bool reporter) = 0;
 };
 
-// Waits after the loss of a peer, so that the heartbeat, which notices it as well, can report it and end the process.
+// Waits 3 s after the loss of a peer, so that the heartbeat, which notices it as well, can report it and end the
+// process.
 void await_heartbeat();
 
 // Uses a connection between each pair of ranks, which all their groups share. Takes the group listener from the
@@ -44,7 +45,7 @@ class MpiLinks : public Links {
 };
 
 // Starts MPI. `yielding`: waiting yields the core at once. THROWS Error(machine) if this build has no MPI,
-// Error(device) if MPI's number of ranks is not the launcher's.
+// Error(device) if MPI's rank or number of ranks is not the launcher's.
 std::unique_ptr<MpiLinks> start_mpi(const Launch& launch, bool yielding);
 
 }  // namespace gptrain::comm

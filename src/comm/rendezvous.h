@@ -81,7 +81,7 @@ struct PeerCall {
   FrameChannel channel{Socket()};
 };
 struct CallDeadlines {
-  Clock::time_point connected;  // for each address
+  Clock::time_point connected;  // for the connection, whichever address it is to
   Clock::time_point proven;     // for the proof and the greeting
 };
 // Connects to rank `rank`, which listens at `port` of `peer`. Tries the peer's addresses in order, and the loopback

@@ -1,4 +1,4 @@
-// TCP sockets for the start of a run, for heartbeats, and for collectives without MPI.
+// TCP sockets for the start of a run, for heartbeats, and for collectives without MPI. They do not block.
 #pragma once
 
 #include <chrono>
@@ -75,7 +75,8 @@ constexpr size_t max_frame_bytes = 1'000'000;
 constexpr size_t max_table_bytes = size_t{64} << 20;
 
 // Frames of text over a connection: "GPTR", the length as 4 bytes (little-endian), and the text. Anything else, or a
-// frame above the size limit, counts as the end of the connection. At most one unread frame is buffered.
+// frame above the size limit, counts as the end of the connection. Buffers no more bytes than a frame of that limit
+// has.
 class FrameChannel {
  public:
   explicit FrameChannel(Socket socket, size_t most_bytes = max_frame_bytes)
@@ -87,9 +88,11 @@ class FrameChannel {
   void close() { socket_.close(); }
   void take_frames_up_to(size_t bytes) { most_bytes_ = bytes; }
 
-  // Sends a frame. Returns false and closes the channel if that fails by the deadline.
+  // Sends a frame. Returns false and closes the channel if the peer is gone, or has not taken all of it by the
+  // deadline.
   bool send(std::string_view text, Clock::time_point deadline);
-  // Reads all data that have arrived. Closes the channel if the peer has closed it.
+  // Reads data that have arrived, as far as the buffer has room. Closes the channel if the peer has closed it;
+  // next_frame still returns the frames read before.
   void read_available();
   // Reads data of the next frame that have arrived, and no byte beyond it, so that the socket can be handed over.
   void read_one_frame();

@@ -139,8 +139,10 @@ class SignRules : Rules {
   void check_ranks() {
     const ParallelConfig& parallel = config_.parallel;
     refuse("parallel.zero", parallel.zero > 0, "must be 0: each rank adds its gradients to the whole momenta,", "0");
-    refuse("parallel.pipeline", parallel.pipeline > 1 && config_.model.tied_head,
-           "must be 1 with model.tied_head, whose two stages would add their momenta,", "1");
+    refuse(
+        "parallel.pipeline", parallel.pipeline > 1 && config_.model.tied_head,
+        "must be 1 with model.tied_head: the first and the last stage cannot add up momenta of the table they share,",
+        "1");
     if (sound({"parallel.tensor", "parallel.pipeline", "parallel.context"}) && data_ranks() == 1)
       fault("optimizer.type", "needs at least two data ranks: one has nothing to send", "\"adamw\"");
   }

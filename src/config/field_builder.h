@@ -16,6 +16,8 @@
 
 namespace gptrain::inline config {
 
+constexpr uint64_t max_steps = 1'000'000'000'000;  // largest value of keys that count steps
+
 template <typename Value>
 Json value_json(const Value& value) {
   return value;

@@ -11,8 +11,6 @@
 namespace gptrain::inline config {
 namespace {
 
-constexpr uint64_t max_steps = 1'000'000'000'000;
-
 Builder layers_per_stage_field() {
   Builder builder;
   builder.path = "parallel.layers_per_stage";
@@ -347,8 +345,8 @@ void add_checkpoint_log_comm(std::vector<Field>& table) {
               "auto: the one that is predicted to be faster; ranks of one node, or alone on theirs, are flat")
               .changeable(),
           field("comm.ranks_per_node", &RunConfig::comm, &CommConfig::ranks_per_node, IntegerRule{0, 1 << 20, {}},
-                "neighbouring ranks that count as one node for comm.hierarchy and parallel.zero_node_copy; 0: as the "
-                "launcher, or in a plan the cluster, tells")
+                "neighbouring ranks that count as one node for comm.hierarchy and parallel.zero_node_copy; 0: those "
+                "with one host name, in a plan those on a node of the cluster")
               .changeable(),
           field("comm.compare_every_steps", &RunConfig::comm, &CommConfig::compare_every_steps,
                 IntegerRule{0, max_steps, {}},

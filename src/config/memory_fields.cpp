@@ -130,7 +130,7 @@ void add_memory_fields(std::vector<Field>& table) {
               "where the optimizer's state and master weights lie between updates: in the device's "
               "memory (none), in that of a GPU's host, where its CPU updates them (host, arXiv 2101.06840), or in "
               "working files on memory.disk_path, which are read ahead, updated and written beside the "
-              "passes (arXiv 2104.07857); fit: in working files, that of as few layers as memory needs; "
+              "passes (arXiv 2104.07857); fit: in working files, for as few layers as make the run fit into memory; "
               "the result has the same bits"),
           field("memory.offload_optimizer_share", &RunConfig::memory, &M::offload_optimizer_share,
                 NumberRule{.min = 0, .max = 1},
@@ -153,7 +153,7 @@ void add_memory_fields(std::vector<Field>& table) {
           state_place_field("memory.offload_parameters", &M::offload_parameters, true,
                             "where the weights lie between the passes of their layers: in the device's memory (none), "
                             "or beside the optimizer's state, from where they are read ahead of each pass; fit (with "
-                            "memory.offload_optimizer fit): there if memory needs it; the result has the same bits")
+                            "memory.offload_optimizer fit): there if memory lacks room; the result has the same bits")
               .only_with(away_or_fit),
           state_place_field(
               "memory.offload_gradients", &M::offload_gradients, false,

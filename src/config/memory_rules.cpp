@@ -78,7 +78,7 @@ class MemoryRules : Rules {
       fault(path, fmt::format("must be at most model.num_layers = {}", config_.model.num_layers), "\"all\"");
   }
 
-  // Checks that all that reads or writes optimizer state can do so while it is on disk.
+  // Checks that whatever reads or writes optimizer state can do so while the state is on disk or on the host.
   void check_disk() {
     const char* const path = "memory.offload_optimizer";
     if (!sound({path}) || !config_.memory.keeps_state_away()) return;
@@ -117,13 +117,13 @@ class MemoryRules : Rules {
           fmt::format("\"{}\"", state_place_name(of_state)));
   }
 
-  // Checks that the state of all layers is on disk, beside which other values are to lie.
+  // Checks that the state of all layers is on disk, as values that lie beside it go with the state of each layer.
   void check_share(const char* path, const char* nearest = "\"none\"") {
     if (sound({"memory.offload_optimizer_share"}) && config_.memory.offload_optimizer_share < 1)
       fault(path, "needs memory.offload_optimizer_share = 1, as it goes with the state of each layer", nearest);
   }
 
-  // Checks that a second copy of weights and gradients is all that a delayed update needs.
+  // Checks that nothing but a second copy of weights and gradients is needed for delayed updates.
   void check_delay() {
     const char* const path = "memory.offload_update";
     if (!sound({path})) return;

@@ -82,7 +82,7 @@ const std::vector<ObjectKey>& moe_keys() {
       {"scale", "factor of these weights", NumberRule{.min = 0, .max = 1000, .min_excluded = true}, false, "1.0"},
       {"router_bias_rate",
        "balance without a loss: each expert has a bias, added to its score for the choice only, that rises by this "
-       "much in each step if the expert got fewer tokens than the mean, and else falls (arXiv 2408.15664)",
+       "much in each step if the expert got fewer tokens than the mean, and falls by it if more (arXiv 2408.15664)",
        NumberRule{.min = 0, .max = 1}, false, "0"},
       {"groups", "groups of experts, in their order; divides experts", IntegerRule{1, most_groups, {}}, false, "1"},
       {"group_top_k",

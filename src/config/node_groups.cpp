@@ -53,7 +53,7 @@ void choose_hierarchy(StepConfig& config, int64_t world_size, int64_t ranks_per_
     if (!split.spans_nodes())
       throw Error(ExitCode::usage,
                   "parallel.zero_node_copy = true: needs several nodes with equally many of the ranks that hold the "
-                  "same parameters, at least two each, but {} (nearest: false; comm.ranks_per_node says which ranks "
+                  "same parameters, at least two each, but {} (try false; comm.ranks_per_node says which ranks "
                   "count as a node)",
                   split.nodes == 1   ? "all are on one node"
                   : split.local == 1 ? "each node has one"

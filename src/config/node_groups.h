@@ -23,10 +23,10 @@ struct NodeSplit {
 NodeSplit split_of_replicas(const ParallelConfig& parallel, int64_t world_size, int64_t ranks_per_node);
 NodeSplit split_of_expert_replicas(const ParallelConfig& parallel, int64_t world_size, int64_t ranks_per_node);
 
-// Sets parallel.node_replicas, from scratch. `ranks_per_node`: as the launcher or the cluster tells;
-// comm.ranks_per_node goes before. `is_faster_by_node` is asked with comm.hierarchy = auto, for a split that spans
-// nodes; if it is true, the key becomes node, so that manifests record it.
-// THROWS Error(usage) if parallel.zero_node_copy is set, but not several nodes have several of the ranks each.
+// Sets parallel.node_replicas, from scratch. `ranks_per_node`: as the ranks' host names or the cluster tell; the value
+// of comm.ranks_per_node is used in its place if it is above 0. `is_faster_by_node` is asked with comm.hierarchy =
+// auto, for a split that spans nodes; if it is true, the key becomes node, so that manifests record it. THROWS
+// Error(usage) if parallel.zero_node_copy is set, but not several nodes have several of the ranks each.
 void choose_hierarchy(StepConfig& config, int64_t world_size, int64_t ranks_per_node,
                       const std::function<bool(const NodeSplit&)>& is_faster_by_node);
 

@@ -134,9 +134,10 @@ void add_optimizer_fields(std::vector<Field>& table) {
                                [](const OptimizerConfig& optimizer) {
                                  return optimizer.type == adafactor && optimizer.scale_parameter;
                                })}),
-          field("optimizer.freeze_step", section, &O::freeze_step, IntegerRule{1, max_steps, {}},
-                "steps at the run's start, those of AdamW with onebit-adam; after them the second moments stay as they "
-                "are; 15 to 25% of all steps are usual")
+          field(
+              "optimizer.freeze_step", section, &O::freeze_step, IntegerRule{1, max_steps, {}},
+              "steps at the run's start (with onebit-adam steps of AdamW); after them the second moments stay as they "
+              "are; 15 to 25% of all steps are usual")
               .required("1000")
               .only_with(of_type<onebit_adam, zero_one_adam>("onebit-adam or zero-one-adam")),
           field("optimizer.variance_scaler", section, &O::variance_scaler, IntegerRule{1, max_steps, {}},

@@ -33,7 +33,7 @@ void resolve_mesh(const RuleContext& context);    // ranks, stages, and the batc
 void check_context(const RuleContext& context);   // ranks that share sequences
 void check_experts(const RuleContext& context);   // ranks that share experts
 void resolve_method(const RuleContext& context);  // precision, optimizer, learning rate
-void check_memory(const RuleContext& context);    // activations saved for backward
+void check_memory(const RuleContext& context);    // bits and places of activations, weights and state
 void check_comm(const RuleContext& context);      // compression of gradients
 void check_local_steps(const RuleContext& context);
 void check_nodes(const RuleContext& context);  // communication by node
@@ -61,7 +61,8 @@ class Rules {
     faults_.add(path, show_value(find_field(path)->get(config_)), rule, nearest);
   }
 
-  // Checks that all that reads the weights falls on multiples of `every` steps; `rule`: the fault's text.
+  // Checks that the weights are read only after multiples of `every` steps; `rule`: the fault's text. Changes
+  // comm.compare_every_steps to the nearest multiple if the key is not given.
   void check_reads_of_weights(int64_t every, const std::string& rule) {
     const auto check = [&](const char* key, int64_t& steps, bool may_change) {
       if (!sound({key}) || steps == 0 || steps % every == 0) return;

@@ -37,7 +37,7 @@ std::vector<int64_t> best_fit_decreasing(std::span<const int64_t> lengths, int64
   const auto length_of = [&](int64_t item) { return lengths[item]; };
   std::stable_sort(by_length.begin(), by_length.end(),
                    [&](int64_t a, int64_t b) { return length_of(a) > length_of(b); });
-  std::map<int64_t, std::vector<int64_t>> bins_by_space;  // by remaining room, above 0
+  std::map<int64_t, std::vector<int64_t>> bins_by_space;  // bins with room left, by their room
   std::vector<int64_t> bins(lengths.size());
   int64_t num_bins = 0;
   for (const int64_t item : by_length) {

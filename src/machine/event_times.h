@@ -79,7 +79,8 @@ class EventTimes {
   bool are_known() const { return machine_.has_value(); }
   // Returns the seconds of the event alone, as if nothing had to be waited for; 0 for a wait.
   double seconds_of(const Event& event) const;
-  // Returns the time and the algorithm of a collective. REQUIRES: are_known(), and the event is a collective.
+  // Returns the time, without Software::slowness, and the algorithm of a collective. REQUIRES: are_known(), and the
+  // event is a collective.
   CollectiveTime collective(const Event& event) const;
 
   DriveShares drive_shares() const { return machine_ ? places_of_state_.drive_shares() : DriveShares{}; }

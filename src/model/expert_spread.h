@@ -27,7 +27,7 @@ struct ExpertSpread {
     const int32_t* const first = starts.data() + from * (experts + 1) + to * own_experts();
     return {first[0], first[own_experts()] - first[0]};
   }
-  // RETURNS the part of rows_for that the rank sends if `bound` allows it.
+  // RETURNS the part of rows_for(from, to) that rank `from` sends: its share. each_sender cuts it off at `bound`.
   Range sent(const std::vector<int32_t>& starts, int64_t from, int64_t to) const {
     const auto [first, count] = rows_for(starts, from, to);
     const int64_t share = (first_share + from) % shares;

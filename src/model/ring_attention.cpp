@@ -62,7 +62,7 @@ class RingAttention final : public AttentionCore {
     Run queries;
     Keys keys;
 
-    // RETURNS the number of the queries in the micro-batch.
+    // RETURNS the index of this run of queries among those of the micro-batch.
     int64_t queries_number() const { return 2 * sequence + (queries == Run::late ? 1 : 0); }
   };
   // Runs of keys that travel between this rank and two others, one step ahead of their use.

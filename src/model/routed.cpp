@@ -64,17 +64,18 @@ class RoutedBranch final : public Branch {
             .capacity_rows = capacity_rows(),
             .drop = moe().drop};
   }
-  // RETURNS the rows, of all ranks that share sequences, among which the balance loss counts loads.
+  // RETURNS the number of rows over which the balance loss counts loads, those of other ranks that share sequences
+  // included.
   int64_t balanced_rows() const {
     const int64_t sequences = moe().aux_over == BalanceOver::micro_batch ? context_.shape.batch : 1;
     return sequences * context_.shape.sequence_length;
   }
-  // RETURNS whether other ranks have rows of the runs among which the balance loss counts loads.
+  // RETURNS whether other ranks have some of the rows over which the balance loss counts loads.
   bool shares_loads() const { return context_.context.is_split() && moe().aux_over != BalanceOver::global; }
   int64_t capacity_rows() const {
     return moe().capacity_over == CapacityOver::rank ? context_.shape.rows() : context_.shape.token_rows().length;
   }
-  // RETURNS the rows that an expert takes of capacity_rows(); 0: all.
+  // RETURNS the number of rows that an expert takes of capacity_rows() rows; 0: all.
   int64_t capacity() const {
     if (moe().capacity == 0) return 0;
     const auto mean = static_cast<double>(capacity_rows() * moe().top_k) / static_cast<double>(moe().experts);

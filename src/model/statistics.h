@@ -46,7 +46,7 @@ class StatisticsLayout {
   bool has_sum(std::string_view name) const;
   // RETURNS a sum's part of the values of all sums; empty if it is not declared.
   std::span<const double> part_of(std::string_view name, std::span<const double> sums) const;
-  // RETURNS the values of the block when a step begins, up to the last one.
+  // RETURNS the block as a step begins with it, without the padding after the last value.
   std::vector<std::byte> initial_values() const;
 
   struct Reduction {

@@ -12,7 +12,7 @@ namespace gptrain::inline ops {
 // THROWS std::logic_error, naming the op, at the first fault.
 class Checker final : public OperandVisitor {
  public:
-  // `missing`: a dtype that the backend does not support.
+  // `missing`: a dtype that the backend does not support; none: it supports all.
   explicit Checker(std::string_view op, std::optional<DType> missing = {}) : op_(op), missing_(missing) {}
 
   void operand(std::string_view name, const Matrix& matrix, Access access, const Form& form) override;

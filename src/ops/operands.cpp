@@ -31,7 +31,7 @@ void visit_vocabulary_slice(int64_t first_token, int64_t num_tokens, int64_t row
 // Visits the optional amax of an output.
 void visit_amax(const Matrix& amax, const Matrix& output, OperandVisitor& visit) {
   visit.writes("amax", amax, optional(in_tiles(vector(DType::f32, amax_parts))));
-  visit.require(!amax.given() || output.dtype == DType::bf16, "an amax is had of bf16 only");
+  visit.require(!amax.given() || output.dtype == DType::bf16, "only a bf16 output can have an amax");
 }
 
 void require_no_alias(std::string_view rule, const Matrix& a, const Matrix& b, OperandVisitor& visit) {

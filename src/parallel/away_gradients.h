@@ -16,7 +16,8 @@
 namespace gptrain::inline parallel {
 
 // Moves this rank's pieces of summed gradients between buckets and their place, through the slots of
-// ParameterStore::gradient_slots. Writes go on while the next units are computed. Used by the rank's thread.
+// ParameterStore::gradient_slots. Writes go on while the next units are computed. Used by the rank's thread. All
+// functions THROW as WorkingFiles::wait.
 //
 // With ZeRO 2 and 3 the sum over ranks of each micro-batch is added to the piece. Else a bucket begins with the sum of
 // earlier micro-batches (Sharding::buckets_hold_sums), so that the ops add to it as they add to gradients in memory.
@@ -44,7 +45,7 @@ class AwayGradients {
   void prepare(int64_t unit, bool reads);
   // Begins to write the unit's slot, which has been filled.
   void write(int64_t unit);
-  // Waits until all are written. Call before updates read them.
+  // Waits until all gradients are written. Call before updates read them.
   void finish();
 
  private:

@@ -117,7 +117,8 @@ struct GradientMessages {
 
 // RETURNS true if gradients of a tensor are coded: those of a large matrix of which no two tensor ranks hold the same
 // part (blocks of codes differ by rank, so its sums would). Low rank: only if the factors have less than half of the
-// matrix' elements. Signs: only matrices of blocks, as rows of tables are seen by chance.
+// matrix' elements. Signs: only matrices of blocks, as a step has gradients only of those rows of the tables whose
+// tokens are in its batch.
 bool codes_gradients(const CompressionConfig& compression, const TensorSpec& tensor, int64_t tensor_ranks);
 
 // Returns the messages of a rank; none if nothing is compressed. Tensors of which another stage has the checkpointed

@@ -34,6 +34,7 @@ class UpdateLane {
   // a GPU, which exchanges weights and gradients with the host.
   UpdateLane(const ParameterStore& parameters, Backend& backend, RankGroups& groups, WorkingFiles* files,
              UpdateCopies* copies, bool beside_device);
+  // Drops updates that have not begun. Waits for the one that runs, and for transfers.
   ~UpdateLane();
   UpdateLane(const UpdateLane&) = delete;
   UpdateLane& operator=(const UpdateLane&) = delete;

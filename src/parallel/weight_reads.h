@@ -17,7 +17,7 @@ namespace gptrain::inline parallel {
 
 // Reads this rank's pieces of weights into the slots of ParameterStore::weight_slots, in the order in which a program
 // gathers them, as far ahead as slots are free. A unit's weights are read once its last update has written them. Used
-// by the rank's thread.
+// by the rank's thread. All functions THROW as WorkingFiles::wait.
 class WeightReads {
  public:
   // Borrows all. `files`: null if none are on disk; `gpu`: null if the ops run on a CPU. Both are null in a plan, which
@@ -33,9 +33,10 @@ class WeightReads {
   // gathers passed to `release` are over.
   void begin(const std::vector<int32_t>& units);
   // Waits until the weights of the next unit, which is `unit`, are in its slot; on a GPU it makes the ops wait instead.
-  // THROWS std::logic_error if another unit is next, and as WorkingFiles::wait and UpdateLane::await_weights.
+  // THROWS std::logic_error if another unit is next, and as UpdateLane::await_weights.
   void fetch(int64_t unit);
-  // Says that the gather reads the unit's slot until its ticket is over, and begins to read more.
+  // Says that the gather reads the unit's slot until its ticket is over, and begins to read more. REQUIRES: the last
+  // call was fetch(unit).
   void release(int64_t unit, Lane::Ticket gather);
 
  private:

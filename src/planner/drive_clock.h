@@ -12,8 +12,8 @@
 namespace gptrain::inline planner {
 
 // Reads run one after another, and so do writes. A read and a write at the same time slow each other down, to the
-// shares of their speed that DriveShares has. Times are found as far as they are asked for: a transfer that is asked
-// for later takes no time from those whose end is known.
+// shares of their speed that DriveShares has. Simulates only as far as times were asked for: a transfer that is added
+// later does not slow down those whose end is known.
 class DriveClock {
  public:
   DriveClock() = default;

@@ -79,7 +79,7 @@ class LayoutEstimator {
   // REQUIRES: layout.recompute is not optimal.
   static int64_t recomputed_layers(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk);
   int64_t stage_bytes(const RunLayout& layout, const LayoutChunks& chunks, const Held& held, size_t stage);
-  // Returns, by kind, how many of the chunk's layers are recomputed if `recomputed` are in all.
+  // Returns how many layers of each kind the chunk recomputes, if it recomputes `recomputed` layers in all.
   static std::vector<double> recomputed_of_kinds(const RunLayout& layout, const LayoutChunks& chunks, size_t chunk,
                                                  const LayerKinds& kinds, int64_t recomputed);
   // Returns the number of the chunk's layers whose copies to the host are hidden by passes.

@@ -22,9 +22,9 @@ struct Miss {
   }
 };
 
-// Plans by_bound.layout, which misses the least memory by its lower bound, and `other`, which may miss less in a plan:
-// bounds can leave activations out. Returns the one that misses less of `device_bytes` bytes of memory, or `by_bound`
-// if neither can be planned.
+// Plans by_bound.layout, which by its lower bound exceeds the memory by the least, and `other`, which may exceed it by
+// less: bounds can leave activations out. Returns the one whose plan exceeds `device_bytes` bytes by less, or
+// `by_bound` if neither can be planned.
 Miss nearest_of(const RunConfig& config, const Machine& machine, int64_t device_bytes, const Miss& by_bound,
                 const RunLayout& other);
 

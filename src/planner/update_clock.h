@@ -1,4 +1,4 @@
-// Simulates when updates run whose state is on disk (parallel/update_lane.h).
+// Simulates when updates run whose state is on disk or on the host of a GPU (parallel/update_lane.h).
 #pragma once
 
 #include <cstdint>
@@ -16,8 +16,8 @@
 namespace gptrain::inline planner {
 
 // Used by RankClock. Updates run one after another. Copies between a GPU and its host have one lane for each direction.
-// A unit's state is read once the state StateLayout::most_landed units before is written: that of the first units
-// before the step's updates begin.
+// A unit's state is read once the state of the unit StateLayout::most_landed updates earlier is written; that of the
+// first units is read before the step's updates begin.
 class UpdateClock {
  public:
   UpdateClock() = default;
@@ -37,8 +37,8 @@ class UpdateClock {
   Moment transfer(const Event& event, const Moment& asked, double seconds, TimeSpan& time);
   // Returns the end of the unit's last update; a moment at 0 if there was none.
   Moment over(int32_t unit);
-  // Returns the end of the last write of the unit to the disk; a moment at 0 if there was none. A transfer that is then
-  // asked for at that moment comes after the reads of state that are asked for before.
+  // Returns the end of the last write of the unit to the disk; a moment at 0 if there was none. Also plays the reads of
+  // state that are asked for earlier, so that a transfer asked for at that end comes after them.
   Moment written(int32_t unit);
   // Ends the step in which updates were played: the next one begins at `now`, a moment of this one, and reads the state
   // of its first units.

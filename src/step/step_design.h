@@ -71,7 +71,7 @@ struct StepDesign {
   }
   // Whether the weights are the same on all ranks after `step` steps of the run, so that they can be saved.
   bool are_equal_after(int64_t step) const { return config.has_equal_weights_after(step, config.run.steps); }
-  // Whether the step after `steps` steps drops the errors of compressed gradients: its own have another unit.
+  // Whether the errors of compressed gradients are dropped after `steps` steps: later ones have another unit.
   bool forgets_errors_after(int64_t steps) const {
     return config.optimizer.type == OptimizerKind::zero_one_adam && steps == config.optimizer.freeze_step;
   }

@@ -23,8 +23,8 @@ struct StepResult {
   double loss = 0;              // mean cross-entropy of the counted tokens, nats
   double grad_norm = 0;         // before clipping
   bool skipped = false;         // the loss or the norm was not finite; nothing was updated
-  bool stop = false;            // some rank wants to stop
-  bool is_void = false;         // some rank could not read its data; nothing was updated
+  bool stop = false;            // some rank wants to stop, or is_void
+  bool is_void = false;         // a rank could not read its data, or expert_overflow(); nothing was updated
   int64_t updates = 0;          // steps of the run that were not skipped
   double largest_score = 0;     // largest attention score, with optimizer.qk_clip
   int64_t clipped_heads = 0;    // heads whose weights QK-clip scaled
@@ -68,7 +68,8 @@ class TrainingStep {
   // Zeroes weights, optimizer state and errors of compressed gradients, padding included. Call before loading a
   // checkpoint. Waits for gathers.
   void clear_state();
-  // Zeroes the errors of compressed gradients (StepDesign::forgets_errors_after).
+  // Zeroes the errors of compressed gradients, and takes the present weights as those of the last average over ranks.
+  // Call after a step with StepDesign::forgets_errors_after.
   void forget_errors();
   // Makes the compute weights from the weights in `state()`. Call after writing these.
   void weights_changed();
@@ -112,13 +113,15 @@ class TrainingStep {
   // Returns all training state that this rank updates, or with `written_only` the part that it writes to a checkpoint
   // (see ParameterStore::state). Waits for gathers. Not collective.
   std::vector<StateSlice> state(bool written_only = false) const;
-  // Whether values of `state()` may be away. Their addresses are then those of no memory.
+  // Whether values of `state()` may be away: on disk, or on the host of a GPU. An address of one on disk leads to no
+  // memory: see `fetched`.
   bool has_state_away() const;
   // Whether a value of `state()` is in memory of the host, though the ops run on a GPU. Not collective.
   bool is_on_host(const void* value) const;
-  // Returns the address at which a value of `state()` can be read until the next call of a function of this object.
+  // Returns the address at which a value of `state()` can be read until the next call of a function of this object: its
+  // own, unless the value is away, which is read from the disk first.
   const std::byte* fetched(const void* value) const;
-  // Copy values of `state()`, bytes of one unit.
+  // Copy values of `state()`, within one unit, to or from memory of the host. Not collective.
   void read_state(void* to, const void* from, int64_t bytes) const;
   void write_state(void* to, const void* from, int64_t bytes) const;
   // Returns the pieces of this rank's errors of compressed gradients, and factors. Not collective.
@@ -148,7 +151,7 @@ class TrainingStep {
   Workspace& workspace();
   // Returns the statistics that the ops of a step collect.
   const StepStatistics& statistics() const;
-  // Takes host memory for micro-batches, from which uploads are fast. Not collective.
+  // Takes host memory for micro-batches, from which uploads are fast. Not collective. THROWS as the constructor.
   std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes);
 
  private:

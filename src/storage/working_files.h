@@ -48,13 +48,13 @@ class WorkingFiles {
   // Reserves the files' space, one file in each folder, and starts the thread. THROWS Error(checkpoint) if a folder is
   // missing, cannot be written, lacks the space, or does not allow O_DIRECT; Error(machine) if a thread cannot start.
   WorkingFiles(const WorkingFilesOptions& options, std::vector<StoredPiece> pieces);
-  // Waits for the transfers under way.
+  // Waits for all reads and writes that were begun.
   ~WorkingFiles();
   WorkingFiles(const WorkingFiles&) = delete;
   WorkingFiles& operator=(const WorkingFiles&) = delete;
 
   using Ticket = int64_t;
-  static constexpr Ticket done = 0;
+  static constexpr Ticket done = 0;  // ticket of a piece without bytes
   struct Times {
     double start = 0, end = 0;  // steady_seconds
   };
@@ -68,7 +68,7 @@ class WorkingFiles {
   // which names file and piece, if any transfer so far has failed or has read a block with another checksum than was
   // written.
   Times wait(Ticket ticket);
-  // Returns true if `wait` would return or throw at once.
+  // Returns true if `wait` would return at once, or throw (once no transfer is under way).
   bool is_over(Ticket ticket);
   void read(size_t piece, std::byte* to) { wait(begin_read(piece, to)); }
   void write(size_t piece, const std::byte* from) { wait(begin_write(piece, from)); }

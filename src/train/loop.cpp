@@ -237,7 +237,7 @@ void TrainingLoop::end_void(const Prefetcher& batches) {
   });
 }
 
-// Call once the time of a step is known.
+// Call after a step, with its time.
 void TrainingLoop::warn_of_no_checkpoints(double step_seconds) {
   constexpr double some_minutes = 300;
   constexpr int64_t first_steps = 3;

@@ -37,14 +37,17 @@ struct StateSave {
   std::vector<Slice> slices;
   int64_t num_tensors = 0;  // global tensors
 };
+// Returns this rank's part of a save: the slices, and the manifest of the config, the step and `progress`. Not
+// collective.
 StateSave make_state_save(const RunConfig& config, const TrainingStep& step, const RunProgress& progress,
                           const std::filesystem::path& out, const std::optional<TokenizerRecord>& tokenizer,
                           std::vector<Slice> slices, StatePart part = StatePart::all);
 
 // Writes this rank's part. Once all parts are durable, rank 0 calls `before_publish`, if given, and gives the
-// checkpoint its name. Collective over `all`, the group of the world (null: there is one rank); any thread. THROWS
-// Error(checkpoint) on every rank if one fails, with the message on rank 0, after removing all files written; PeerGone
-// if a rank has left, and the files written then stay under a temporary name.
+// checkpoint its name. Collective over `all`, the group of the world (null: there is one rank); any thread. THROWS on
+// every rank if one fails, with the message on rank 0, after removing all files written: Error(diverged) if a number is
+// not finite, else Error(checkpoint). THROWS PeerGone if a rank has left; the files written then stay under a temporary
+// name.
 void write_state(const StateSave& save, Communicator* all, const World& world,
                  const std::function<void()>& before_publish = {});
 

@@ -158,7 +158,7 @@ class Survey {
                subject.flops / allowed->candidate.milliseconds / 1e9,
                subject.flops / best->candidate.milliseconds / 1e9, price, fault.empty() ? "sound" : fault);
     if (const std::string of_allowed = fault_of(subject, *allowed); !of_allowed.empty())
-      print_row(subject.title, "", "", "would be struck out: " + of_allowed);
+      print_row(subject.title, "", "", "would be rejected: " + of_allowed);
     if (price >= worth_a_row) {
       const AlgorithmSettings settings = settings_of(best->candidate.algorithm);
       print_row(subject.title + ", price of the rules", fmt::format("{:.3f}", price), "x",
@@ -291,7 +291,7 @@ class ProductBench {
     const std::string fault = survey_.fault_of(fused, *best);
     fmt::print("  with{} in the epilogue: {:.4f} ms, apart {:.4f} ms; {}\n", epilogue_names[call.epilogue].text,
                in_epilogue, separate, fault.empty() ? "sound" : fault);
-    if (!fault.empty()) print_row(fused.title, "", "", "struck out: " + fault);
+    if (!fault.empty()) print_row(fused.title, "", "", "rejected: " + fault);
     std::fflush(stdout);
   }
 

@@ -172,7 +172,7 @@ class Refused(CliCase):
         self.refuse(USAGE, "none.json: cannot be read", *comm, "none.json")
         self.path("other.json").write_text("{}")
         self.refuse(USAGE, "other.json: not written by gptrain bench device", *comm, "other.json")
-        self.refuse(USAGE, "--into other.json: one rank has no links", *comm, "other.json", "--ranks", "1")
+        self.refuse(USAGE, "--into other.json: one rank has no links; start at least two", *comm, "other.json", "--ranks", "1")
         self.path("broken.json").write_text('{"shares": 1')
         config = self.write_config(tiny_config())
         self.refuse(USAGE, "broken.json:1:13: syntax error", "train", config, "--dry-run", "--target", "broken.json")

@@ -1,5 +1,4 @@
-// Checks that any layout loads the checkpoints of any other (DESIGN.md, rule 6), to the bit: weights, both moments and
-// the average.
+// Checks that any layout loads the checkpoints of any other to the bit: weights, both moments and the average.
 #include <atomic>
 #include <bit>
 #include <cmath>

@@ -308,7 +308,7 @@ TEST_CASE("what tensor cores cut off of sums of one sign is no fault", "[long]")
   }
 }
 
-TEST_CASE("the fastest sound candidate is used, and those before it are struck out by name") {
+TEST_CASE("the fastest sound candidate is used, and those before it are rejected by name") {
   Operands operands;
   int runs_of_unsteady = 0;
   struct Candidate {
@@ -342,10 +342,10 @@ TEST_CASE("the fastest sound candidate is used, and those before it are struck o
   CHECK(struck.size() == 1);
 }
 
-TEST_CASE("a product that no algorithm serves says whether there is none, or all were struck out and why the last") {
+TEST_CASE("a product that no algorithm serves says whether there is none, or all were rejected and why the last") {
   CHECK(holds(why_unserved(""), "has no algorithm"));
   const std::string why = why_unserved("it gives other bits when it runs again");
-  CHECK(holds(why, "all algorithms that cuBLASLt has for it were struck out"));
+  CHECK(holds(why, "all algorithms that cuBLASLt has for it were rejected"));
   CHECK(holds(why, "it gives other bits when it runs again"));
 }
 
@@ -414,7 +414,7 @@ TEST_CASE("an algorithm from an earlier run is checked once in a process before 
   CHECK(next.known.take_warnings().empty());
 }
 
-TEST_CASE("an algorithm from an earlier run that is wrong, or irreproducible, is struck out by name", "[long]") {
+TEST_CASE("an algorithm from an earlier run that is wrong, or irreproducible, is rejected by name", "[long]") {
   for (const auto& [wrong, why] : {std::pair{"cut", "rounding explains"}, {"unsteady", "when it runs again"}}) {
     const Folder cache;
     Process(cache.path.string()).known.keep_timed(forward, wrong);
@@ -429,7 +429,7 @@ TEST_CASE("an algorithm from an earlier run that is wrong, or irreproducible, is
   }
 }
 
-TEST_CASE("a checkpoint's algorithm that is wrong is struck out, and a warning says that bits may differ") {
+TEST_CASE("a checkpoint's algorithm that is wrong is rejected, and a warning says that bits may differ") {
   const Folder cache;
   Process(cache.path.string()).known.keep_timed(forward, "sound");
   Process resumed(cache.path.string());

@@ -364,7 +364,7 @@ void add_cases(Suite& suite) {
     }
   }
   add_block_cases(suite);
-  // The bias gradient is summed separately from the weight's: both ways of storing it.
+  // Shapes at which the bias gradient is summed separately from the weight's, to overwrite it and to add to it.
   for (const bool accumulate : {false, true}) {
     suite.add<LinearBackwardWeight>(fmt::format("N=37 in=2 out=1031 bf16 bias{}", accumulate ? " accumulate" : ""),
                                     [=](Trial& trial) {

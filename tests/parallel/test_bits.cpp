@@ -1,4 +1,4 @@
-// "Same results" of DESIGN.md over ranks: results equal to the bit, and losses and norms along a run.
+// Results over ranks that must be equal to the bit (src/train/README.md), and losses and norms along a run.
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>

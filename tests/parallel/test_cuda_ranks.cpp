@@ -1,4 +1,4 @@
-// "Same results" of DESIGN.md over ranks on CUDA: on one shared device, or on the host harness.
+// Compares ranks on CUDA with one rank: on one shared device, or on the host harness.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// "Same results" of DESIGN.md over tensor, sequence and ZeRO data parallelism: every layout against one rank.
+// Compares every layout of tensor, sequence and ZeRO data parallelism with one rank (Difference::small).
 #include <cstdio>
 #include <cstdlib>
 #include <fmt/format.h>

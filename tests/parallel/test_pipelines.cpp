@@ -1,5 +1,5 @@
-// "Same results" of DESIGN.md over pipelines: every schedule and number of stages gives the bits of one stage on the
-// same tensor and data ranks; with a tied head on two stages, up to the rounding of its gradient sum.
+// Checks that every schedule and number of stages of a pipeline gives the bits of one stage on the same tensor and data
+// ranks; with a tied head on two stages, up to the rounding of its gradient sum.
 #include <bit>
 #include <cstdio>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-// "Same results" of DESIGN.md on one rank: results equal to the bit, and results equal up to rounding.
+// Results on one rank that must be equal to the bit (src/train/README.md), and results equal up to rounding.
 #include <cmath>
 #include <cstring>
 #include <map>

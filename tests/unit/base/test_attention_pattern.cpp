@@ -39,7 +39,7 @@ TEST_CASE("attention patterns: heads that see all earlier tokens count as in den
     INFO(word);
     CHECK(parse_attention_pattern(word).value_or(AttentionPattern{}).twice_counted_pairs(90, 2) == wide(2 * 90 * 90));
   }
-  // Only the heads of the first set see all.
+  // With two sets of columns, only the heads of the first set see all earlier tokens.
   const auto sets = parse_attention_pattern("fixed:88,44/2+global:44").value_or(AttentionPattern{});
   CHECK(
       sets.twice_counted_pairs(90, 2) ==

@@ -356,7 +356,8 @@ TEST_CASE("What a class does and gptrain does not is refused by name", "[hf]") {
   CHECK(lacking(gated.refusal_with("use_sliding_window", true),
                 {"use_sliding_window = true: releases differ in the layers with windows"}) == "");
   HfFolder plain(llama);
-  CHECK(lacking(plain.refusal_with("attention_bias", true), {"mlp_bias = false: must be attention_bias, true"}) == "");
+  CHECK(lacking(plain.refusal_with("attention_bias", true), {"mlp_bias = false: must be true, as attention_bias is"}) ==
+        "");
   CHECK(lacking(plain.refusal_with("hidden_act", "gelu"), {"hidden_act = \"gelu\""}) == "");
   CHECK(lacking(plain.refusal_with("partial_rotary_factor", 0.25), {"partial_rotary_factor = 0.25"}) == "");
   HfFolder experts(with(llama, {R"(model.moe={"experts":3,"top_k":2,"ffn_hidden_size":64})", "model.qk_norm=true"}));

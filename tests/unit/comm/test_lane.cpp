@@ -390,7 +390,7 @@ TEST_CASE("a planned lane writes down every call, what it sends, and every wait"
     CHECK(event.channel.group == 1);
     CHECK(event.ranks == 4);
   };
-  // 400 bytes: 2 n (P - 1) / P.
+  // An all-reduce of n = 400 bytes over P = 4 ranks sends 2 n (P - 1) / P bytes.
   lane.all_reduce(group.get(), nullptr, 100, DType::f32);
   check_next("all_reduce", "400 B f32 over 4 ranks", 600);
   // Pieces of 400 bytes, one to each other rank.

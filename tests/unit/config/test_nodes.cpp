@@ -93,7 +93,7 @@ TEST_CASE("a copy of the state on each node is refused where nodes have no data 
   const std::string before =
       "parallel.zero_node_copy = true: needs several nodes with equally many of the ranks that hold the same "
       "parameters, at least two each, but ";
-  const std::string after = " (nearest: false; comm.ranks_per_node says which ranks count as a node)";
+  const std::string after = " (try false; comm.ranks_per_node says which ranks count as a node)";
   CHECK(refused_choice(copies, 8, 0) == before + "all are on one node" + after);
   CHECK(refused_choice(copies, 8, 1) == before + "each node has one" + after);
   CHECK(refused_choice(copies, 8, 3) == before + "they lie otherwise" + after);

@@ -56,8 +56,9 @@ TEST_CASE("1-bit Adam is refused where its ranks could not sum momenta") {
   CHECK(onebit_fault({"parallel.zero=1"}) ==
         "parallel.zero = 1: must be 0: each rank adds its gradients to the whole momenta," + with + " (try 0)");
   CHECK(onebit_fault({"parallel.pipeline=2", "model.tied_head=true"}, 4) ==
-        "parallel.pipeline = 2: must be 1 with model.tied_head, whose two stages would add their momenta," + with +
-            " (try 1)");
+        "parallel.pipeline = 2: must be 1 with model.tied_head: the first and the last stage cannot add up momenta of "
+        "the table they share," +
+            with + " (try 1)");
   CHECK(onebit_fault({"precision.compute=fp16", "run.device=auto"}) ==
         "precision.compute = \"fp16\": must be fp32 or bf16: errors would be those of another loss scale, or of "
         "rounded weights," +

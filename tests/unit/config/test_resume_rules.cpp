@@ -98,7 +98,7 @@ TEST_CASE("an elastic run takes the most ranks over which its batch divides") {
   struct Expected {
     int64_t started, training, accumulation;
   };
-  // 16 sequences in micro-batches of 2, that is 8 micro-batches.
+  // A global batch has 16 sequences: 8 micro-batches of 2.
   for (const Expected& expected : {Expected{1, 1, 8}, {2, 2, 4}, {3, 2, 4}, {7, 4, 2}, {8, 8, 1}, {3072, 8, 1}}) {
     const RunConfig config = elastic(expected.started, {"batch.micro=2"});
     CAPTURE(expected.started);

@@ -74,7 +74,7 @@ TEST_CASE("weights follow the state to the disk only if that is not enough") {
   CHECK(choices.weights == Residency::away);
   CHECK(num_away(choices) == 18);
   CHECK(choices.warning.find("and the weights") != std::string::npos);
-  CHECK(choose_step({fitted(), target}, 0).weights == Residency::resident);  // it does not fit, and says so later
+  CHECK(choose_step({fitted(), target}, 0).weights == Residency::resident);  // does not fit: refused later
 }
 
 TEST_CASE("a budget of activations gets what the chosen places leave") {

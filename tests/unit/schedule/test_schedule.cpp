@@ -42,7 +42,7 @@ TEST_CASE("generated schedules are sound and keep no more than they need") {
   }
   const Schedule recomputed = with_recompute();
   CHECK(check(recomputed).empty());
-  // Unit 2's, and that of a unit whose forward runs again.
+  // The buffers of unit 2 and of a unit whose forward runs again.
   CHECK(most_alive(recomputed, BufferKind::saved_for_weight) == 2);
   const Schedule evaluation = evaluation_schedule({.units = units_of({false, true, false})});
   CHECK(check(evaluation).empty());

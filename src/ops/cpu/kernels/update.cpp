@@ -34,7 +34,7 @@ void update_rounding(const Formula formula, const G* gradients, bf16* weights, c
 constexpr int64_t rounding_span = 1024;
 
 // Calls body(at, count, words) for runs of elements in [first, end) of the flat buffers that are contiguous in the
-// tensor. `low` and `high` are the last two words of the counters of their random words.
+// tensor. `low` and `high` are the last two words of the counters from which `words` are drawn.
 template <typename Segment, typename Body>
 void for_rounded_runs(const Segment& segment, int64_t first, int64_t end, uint32_t low, uint32_t high,
                       const Body& body) {
