@@ -27,6 +27,9 @@ struct UpdateSite {
   // lane, `end` waits until the ops' backend can read the updated weights.
   void begin(int64_t unit) const;
   void end(int64_t unit) const;
+
+ private:
+  void keep_weights(int64_t unit) const;
 };
 
 }  // namespace gptrain::optim
