@@ -134,11 +134,10 @@ void add_memory_fields(std::vector<Field>& table) {
               "the result has the same bits"),
           field("memory.offload_optimizer_share", &RunConfig::memory, &M::offload_optimizer_share,
                 NumberRule{.min = 0, .max = 1},
-                "share of the layers, from the last one on, whose optimizer state lies in working files; that of the "
-                "others "
-                "stays in the device's memory; the result has the same bits")
+                "share of the layers, from the last one on, whose optimizer state lies on the host or in working "
+                "files; that of the others stays in the device's memory; the result has the same bits")
               .usually("0.5")
-              .only_with(only_disk)
+              .only_with(away)
               .changeable(),
           words<M, UpdateTime>("memory.offload_update", &RunConfig::memory, &M::offload_update,
                                named_words<UpdateTime>(update_time_names), {},

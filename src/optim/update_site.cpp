@@ -27,7 +27,7 @@ void UpdateSite::pass_gradients(int64_t unit) const {
 }
 
 void UpdateSite::begin(int64_t unit) const {
-  if (lane != nullptr) lane->begin(unit);
+  if (lane != nullptr && !runs_with_ops(unit)) lane->begin(unit);
 }
 
 // Rounds the masters to weights whose memory the lane has cleared, as an update that is skipped writes none.
@@ -41,6 +41,7 @@ void UpdateSite::keep_weights(int64_t unit) const {
 }
 
 void UpdateSite::end(int64_t unit) const {
+  if (runs_with_ops(unit)) return copy_norms(ops.parameters, unit, ops.backend);
   if (lane != nullptr && lane->runs_ops() && updates.state->skip != 0) keep_weights(unit);
   copy_norms(updates.parameters, unit, updates.backend);
   if (lane != nullptr) {
