@@ -76,10 +76,6 @@ void add_memory_fields(std::vector<Field>& table) {
       when(&RunConfig::model, [](const ModelConfig& model) { return !is_gated(model.activation); })};
   const Dependency on_disk{"memory.offload_optimizer", "memory.offload_optimizer is disk or fit",
                            when(&RunConfig::memory, [](const MemoryConfig& memory) { return memory.uses_disk(); })};
-  const Dependency only_disk{"memory.offload_optimizer", "memory.offload_optimizer is disk",
-                             when(&RunConfig::memory, [](const MemoryConfig& memory) {
-                               return memory.offload_optimizer == StatePlace::disk;
-                             })};
   const Dependency away_or_fit{
       "memory.offload_optimizer", "memory.offload_optimizer is host, disk or fit",
       when(&RunConfig::memory, [](const MemoryConfig& memory) { return memory.keeps_state_away(); })};
@@ -144,7 +140,7 @@ void add_memory_fields(std::vector<Field>& table) {
                                "weights that a step computes with: those of all updates before it (now), or not yet "
                                "those of the last update, which runs beside the whole step (delayed); delayed CHANGES "
                                "WHAT IS TRAINED, and takes a second copy of weights and gradients")
-              .only_with(only_disk),
+              .only_with(away),
           field("memory.update_threads", &RunConfig::memory, &M::update_threads, IntegerRule{0, 1024, {}},
                 "threads of a rank's updates beside the passes; 0: as many as the rank has for its ops")
               .only_with(away_or_fit)

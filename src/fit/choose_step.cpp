@@ -86,8 +86,6 @@ void check_places(const PlanCase& run) {
                 "memory.offload_optimizer_share = {:g}: must be 1 on a GPU with optimizer.type = \"{}\", which reads "
                 "gradients of whole tensors before the update",
                 memory.offload_optimizer_share, optimizer_names[run.config.optimizer.type]);
-  if (on_gpu && memory.delays_updates())
-    throw Error(ExitCode::usage, "memory.offload_update = \"delayed\": works on CPUs only (try \"now\")");
   if (!on_gpu && !memory.uses_disk())
     throw Error(ExitCode::usage,
                 "memory.offload_optimizer = \"host\": on a CPU the state lies in the host's memory anyway (try "

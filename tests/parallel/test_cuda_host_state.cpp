@@ -128,6 +128,47 @@ TEST_CASE("a step that is skipped leaves the weights of state on the host as the
   }
 }
 
+TEST_CASE("with delayed updates on the host a step computes with the weights before the last update") {
+  require_a_device();
+  const SmallLayout layout{1, 1, {}};
+  const Overrides sgd = {"optimizer.type=sgd", "optimizer.momentum=0.5", "optimizer.clip_norm=0"};
+  const Overrides delayed = {"memory.offload_optimizer=host", "memory.offload_update=delayed"};
+  const RunConfig config = config_of(layout, joined({fp32, sgd}));
+  const auto late = [&](int steps) {
+    Wrapping wrapping = on_device();
+    wrapping.after = check_places;
+    return train_on_ranks(config_of(layout, joined({fp32, sgd, delayed})), 1, steps, nullptr, 0, wrapping);
+  };
+  const auto loss_after = [&](const GlobalState& from, int64_t step) {
+    return train_on_ranks(config, 1, 1, &from, step * config.batch.global, on_device()).losses[0];
+  };
+  const GlobalState start = train_on_ranks(config, 1, 0, nullptr, 0, on_device()).state, first = late(1).state;
+  const std::vector<double> losses = late(3).losses;
+  CHECK(losses[0] == loss_after(start, 0));
+  CHECK(losses[1] == loss_after(start, 1));
+  CHECK(losses[2] == loss_after(first, 2));
+  CHECK(losses[1] != loss_after(first, 1));
+}
+
+TEST_CASE("delayed updates on the host have the same bits over ZeRO stages and pipelines") {
+  require_a_device();
+  if (some_cases()) return;
+  const auto late = [](const SmallLayout& layout, const Overrides& precision) {
+    Wrapping wrapping = on_device();
+    wrapping.after = check_places;
+    const Overrides delayed = {"memory.offload_optimizer=host", "memory.offload_update=delayed",
+                               "optimizer.clip_norm=0.5"};
+    return train_on_ranks(config_of(layout, joined({precision, delayed})), layout.world_size(), 3, nullptr, 0,
+                          wrapping);
+  };
+  for (const Overrides& precision : {fp32, bf16}) {
+    require_same(late({1, 2, {"parallel.zero=0"}}, precision), late({1, 2, {"parallel.zero=1"}}, precision));
+    require_same(late({1, 1, {}}, precision),
+                 late({.tensor = 1, .data = 1, .overrides = {}, .pipeline = 2}, precision));
+    CHECK(late({2, 2, {"parallel.zero=2", "parallel.sequence=true"}}, precision).torn == "");
+  }
+}
+
 TEST_CASE("optimizer state in files beside a GPU has the bits of state on the device") {
   require_a_device();
   for (const Overrides& precision : {bf16, fp32}) {
