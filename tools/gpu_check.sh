@@ -209,7 +209,7 @@ stage_D() {
     'ranks and methods on one device (test_cuda_ranks)' cuda-ranks.log 90 each \
     "$folder/tests/parallel/test_cuda_ranks" || true
   python_part 'memory' memory.log 90 memory || true
-  python_part 'optimizer state on the host (gpt2-1.5b)' host.log 150 host || true
+  python_part 'optimizer state on the host and in files (gpt2-1.5b)' host.log 240 host || true
 }
 
 print_table() {

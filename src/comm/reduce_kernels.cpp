@@ -16,24 +16,6 @@ inline void store(int32_t* to, int32_t value) { *to = value; }
 inline int64_t load(const int64_t* from) { return *from; }
 inline void store(int64_t* to, int64_t value) { *to = value; }
 
-// Branch-free to_float and to_f16 of base/dtype.h, which the compiler can vectorise.
-inline float load(const f16* from) {
-  const uint32_t magnitude = static_cast<uint32_t>(from->bits & 0x7fff) << 13;
-  const float finite = __builtin_bit_cast(float, magnitude) * 0x1p112F;
-  const uint32_t bits = magnitude >= 0x7c00U << 13 ? 0x7f800000U | magnitude : __builtin_bit_cast(uint32_t, finite);
-  return __builtin_bit_cast(float, static_cast<uint32_t>(from->bits & 0x8000) << 16 | bits);
-}
-inline void store(f16* to, float value) {
-  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
-  const uint32_t magnitude = bits & 0x7fffffffU;
-  const float below_normal = __builtin_bit_cast(float, magnitude) + 0.5F;
-  const uint32_t subnormal = __builtin_bit_cast(uint32_t, below_normal) - 0x3f000000U;
-  const uint32_t normal = (magnitude - (112U << 23) + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
-  const uint32_t finite = magnitude < 0x38800000U ? subnormal : normal;
-  const uint32_t any = magnitude > 0x7f800000U ? 0x7e00U : magnitude >= 0x477ff000U ? 0x7c00U : finite;
-  to->bits = static_cast<uint16_t>((bits >> 16 & 0x8000U) | any);
-}
-
 inline float sum(float a, float b) { return a + b; }
 inline double sum(double a, double b) { return a + b; }
 inline int32_t sum(int32_t a, int32_t b) {

@@ -76,10 +76,6 @@ void add_memory_fields(std::vector<Field>& table) {
       when(&RunConfig::model, [](const ModelConfig& model) { return !is_gated(model.activation); })};
   const Dependency on_disk{"memory.offload_optimizer", "memory.offload_optimizer is disk or fit",
                            when(&RunConfig::memory, [](const MemoryConfig& memory) { return memory.uses_disk(); })};
-  const Dependency only_disk{"memory.offload_optimizer", "memory.offload_optimizer is disk",
-                             when(&RunConfig::memory, [](const MemoryConfig& memory) {
-                               return memory.offload_optimizer == StatePlace::disk;
-                             })};
   const Dependency away_or_fit{
       "memory.offload_optimizer", "memory.offload_optimizer is host, disk or fit",
       when(&RunConfig::memory, [](const MemoryConfig& memory) { return memory.keeps_state_away(); })};
@@ -134,18 +130,17 @@ void add_memory_fields(std::vector<Field>& table) {
               "the result has the same bits"),
           field("memory.offload_optimizer_share", &RunConfig::memory, &M::offload_optimizer_share,
                 NumberRule{.min = 0, .max = 1},
-                "share of the layers, from the last one on, whose optimizer state lies in working files; that of the "
-                "others "
-                "stays in the device's memory; the result has the same bits")
+                "share of the layers, from the last one on, whose optimizer state lies on the host or in working "
+                "files; that of the others stays in the device's memory; the result has the same bits")
               .usually("0.5")
-              .only_with(only_disk)
+              .only_with(away)
               .changeable(),
           words<M, UpdateTime>("memory.offload_update", &RunConfig::memory, &M::offload_update,
                                named_words<UpdateTime>(update_time_names), {},
                                "weights that a step computes with: those of all updates before it (now), or not yet "
                                "those of the last update, which runs beside the whole step (delayed); delayed CHANGES "
                                "WHAT IS TRAINED, and takes a second copy of weights and gradients")
-              .only_with(only_disk),
+              .only_with(away),
           field("memory.update_threads", &RunConfig::memory, &M::update_threads, IntegerRule{0, 1024, {}},
                 "threads of a rank's updates beside the passes; 0: as many as the rank has for its ops")
               .only_with(away_or_fit)

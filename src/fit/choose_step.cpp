@@ -12,6 +12,7 @@
 #include "fit/fixed_choices.h"
 #include "fit/offload_plan.h"
 #include "fit/recompute_plan.h"
+#include "fit/saving_methods.h"
 
 namespace gptrain::inline fit {
 namespace {
@@ -62,17 +63,10 @@ PlannedOnly planned_only(const PlanCase& run) {
                                    {"memory.offload_parameters", memory.offload_parameters}})
     if (place == StatePlace::disk)
       return {quoted(key, memory.away_name()), "a GPU has only optimizer state in files yet", "\"none\""};
-  if (config.precision.compute == DType::f16)
-    return {"precision.compute = \"fp16\" with " + quoted("memory.offload_optimizer", memory.away_name()),
-            "the host's kernels have no fp16", "\"bf16\""};
-  using enum OptimizerKind;
-  const OptimizerKind type = config.optimizer.type;
-  if (type == adamw || type == sgd || type == lion) return {};
-  return {quoted("optimizer.type", optimizer_names[type]) + " with " +
+  if (updates_on_host(config.optimizer.type)) return {};
+  return {quoted("optimizer.type", optimizer_names[config.optimizer.type]) + " with " +
               quoted("memory.offload_optimizer", memory.away_name()),
-          type == adamw_8bit ? "the host's kernels round some moments to other 8-bit codes than a GPU's"
-                             : "it reads gradients of whole tensors before the update",
-          "\"adamw\""};
+          "it reads gradients of whole tensors before the update", "\"adamw\""};
 }
 
 void check_places(const PlanCase& run) {
@@ -87,12 +81,11 @@ void check_places(const PlanCase& run) {
     throw Error(ExitCode::usage,
                 "memory.offload_optimizer = \"fit\": chooses for CPUs only; name the place in a plan for a GPU (try "
                 "\"host\" or \"disk\")");
-  if (on_gpu && memory.offload_optimizer_share < 1)
+  if (on_gpu && memory.offload_optimizer_share < 1 && !updates_on_host(run.config.optimizer.type))
     throw Error(ExitCode::usage,
-                "memory.offload_optimizer_share = {:g}: must be 1 on a GPU, where all updates run on the host",
-                memory.offload_optimizer_share);
-  if (on_gpu && memory.delays_updates())
-    throw Error(ExitCode::usage, "memory.offload_update = \"delayed\": works on CPUs only (try \"now\")");
+                "memory.offload_optimizer_share = {:g}: must be 1 on a GPU with optimizer.type = \"{}\", which reads "
+                "gradients of whole tensors before the update",
+                memory.offload_optimizer_share, optimizer_names[run.config.optimizer.type]);
   if (!on_gpu && !memory.uses_disk())
     throw Error(ExitCode::usage,
                 "memory.offload_optimizer = \"host\": on a CPU the state lies in the host's memory anyway (try "

@@ -35,6 +35,7 @@ constexpr std::array generations{Generation{0, {1.5e13, 1.2e14, 1.2e14, 8e11, 1e
 constexpr double share_of_rates = 0.6;  // ops reach this part of the rates
 constexpr double fill_depth = 128;      // as in configs/devices, assumed
 constexpr double half_rate_bytes = 1e6;
+constexpr double host_bytes = 1e11;  // bytes/s of a host's memory
 
 const NominalRates& rates_of(const Target& target) {
   if (target.kind == Target::Kind::cpu) return cpu_rates;
@@ -53,6 +54,7 @@ double full_rate_seconds(const Event& event, const Target& target) {
   const DType dtype = event.products.dtype;
   const double products = dtype == DType::f32 ? rates.f32 : is_fp8(dtype) ? rates.fp8 : rates.half;
   const auto bytes = static_cast<double>(event.bytes_moved);
+  if (target.kind == Target::Kind::gpu && event.queue == Event::Queue::update) return bytes / host_bytes;
   if (target.kind == Target::Kind::gpu && event.products.kind == ProductShape::Kind::plain)
     return 1 / rates.launches +
            wave_seconds({products, rates.multiprocessors, fill_depth, rates.bytes, half_rate_bytes}, event.products,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -12,11 +13,15 @@
 namespace gptrain::inline fit {
 
 struct SavingMethod {
+  enum class Place : uint8_t { any, cpu, gpu };
+
   std::string_view name;
   std::array<std::string_view, 4> settings;  // in the form of --set; unused elements are empty
-  bool needs_cpu = false;                    // GPUs refuse it
+  Place place = Place::any;                  // the only targets that allow it
 
-  bool works_on(const Target& target) const { return !needs_cpu || target.kind == Target::Kind::cpu; }
+  bool works_on(const Target& target) const {
+    return place == Place::any || (place == Place::cpu) == (target.kind == Target::Kind::cpu);
+  }
 
   // Returns the settings to apply to a config with this section `memory`. A setting of memory.recompute comes after
   // resets (KEY=null) of the keys that its value excludes. An activation budget stays if that value is "optimal".
@@ -36,6 +41,12 @@ struct SavingMethod {
     return all;
   }
 };
+
+// Whether a GPU's host can run the optimizer's updates: each element's update reads the gradient of that element only.
+constexpr bool updates_on_host(OptimizerKind type) {
+  using enum OptimizerKind;
+  return type == adamw || type == adamw_8bit || type == sgd || type == lion;
+}
 
 namespace saving {
 constexpr std::string_view pure = "precision.compute=bf16-pure";
@@ -64,8 +75,13 @@ inline std::vector<std::string> untried_methods(const StepConfig& config, const 
   return settings;
 }
 
+// Returns whether the optimizer state could lie on the host of the target.
+inline bool has_untried_host(const StepConfig& config, const MemoryConfig& memory, const Target& target) {
+  return target.kind == Target::Kind::gpu && !memory.keeps_state_away() && updates_on_host(config.optimizer.type);
+}
+
 // The first method is the config as it is.
-constexpr std::array<SavingMethod, 20> saving_methods = {{
+constexpr std::array<SavingMethod, 23> saving_methods = {{
     {"as given", {}},
     {"8-bit AdamW", {saving::moments}},
     // Resets betas and eps, which AdamW and Adafactor use differently.
@@ -83,11 +99,18 @@ constexpr std::array<SavingMethod, 20> saving_methods = {{
     {"recompute and offload optimal", {"memory.recompute=optimal", "memory.offload_activations=optimal"}},
     {"offload hidden", {"memory.offload_activations=hidden"}},
     {"offload all", {"memory.offload_activations=all"}},
-    {"optimizer state on disk", {"memory.offload_optimizer=disk", "memory.disk_path=."}, true},
+    {"optimizer state on the host", {"memory.offload_optimizer=host"}, SavingMethod::Place::gpu},
+    {"state, gradients on the host",
+     {"memory.offload_optimizer=host", "memory.offload_gradients=host"},
+     SavingMethod::Place::gpu},
+    {"all parameters on the host",
+     {"memory.offload_optimizer=host", "memory.offload_gradients=host", "memory.offload_parameters=host"},
+     SavingMethod::Place::gpu},
+    {"optimizer state on disk", {"memory.offload_optimizer=disk", "memory.disk_path=."}},
     {"all parameters on disk",
      {"memory.offload_optimizer=disk", "memory.offload_parameters=disk", "memory.offload_gradients=disk",
       "memory.disk_path=."},
-     true},
+     SavingMethod::Place::cpu},
     {"6 bytes a parameter, 8-bit inputs", {saving::pure, saving::moments, saving::gradients, saving::inputs}},
     {"6 bytes a parameter, recompute block",
      {saving::pure, saving::moments, saving::gradients, "memory.recompute=block"}},

@@ -17,6 +17,7 @@
 #include "config/parallelism.h"
 #include "fit/plan_world.h"
 #include "fit/recompute_costs.h"
+#include "fit/saving_methods.h"
 #include "fit/step_times.h"
 
 namespace gptrain::inline fit {
@@ -60,6 +61,7 @@ class Remedies {
   std::vector<Remedy> possible() {
     add_recomputation();
     add_batch();
+    add_places();
     add_precision();
     add_saved();
     add_the_rest();
@@ -137,6 +139,13 @@ class Remedies {
       add(fmt::format("batch.micro = {} instead of {}", smaller, micro), Outcome::rounding, change);
       remedies_.back().one_of_several = true;
     }
+  }
+
+  // Weights and gradients could follow, but their copies would take time in each micro-batch.
+  void add_places() {
+    if (has_untried_host(step_, run_.config.memory, target_))
+      add("memory.offload_optimizer = \"host\"", Outcome::exact,
+          [](RunConfig& run) { run.memory.offload_optimizer = StatePlace::host; });
   }
 
   void add_precision() {

@@ -22,6 +22,8 @@ struct AdamW8bit : AdamW {
 
   // columns[0] and columns[1]: [1, elements] u8, the codes of m with a sign, and of v without one.
   std::array<Matrix, 2> scales;  // [1, elements / state_block] f32 each, in and out
+  // The CPU's moments have the bits of a GPU's. It is slower; without it, last bits of decoded moments differ.
+  bool by_tables = false;
 };
 
 using AdamW8bitEma = Averaged<AdamW8bit>;

@@ -61,6 +61,7 @@ std::unique_ptr<Optimizer> make_adamw_8bit(const OptimizerConfig& config, const 
   const auto wide = adam_op<AdamW>(config);
   AdamW8bit coded;
   static_cast<AdamW&>(coded) = wide;
+  coded.by_tables = context.on_host_of_gpu;
   if (config.ema == 0)
     return std::make_unique<AdamW8bitOptimizer<AdamW, AdamW8bit>>(wide, coded, context, seed, tables);
   AdamWEma averaged_wide{wide};

@@ -28,6 +28,7 @@ struct UpdateContext {
   AwayState* away = nullptr;                         // null: all state is at home
   const GradientCompression* compression = nullptr;  // null if gradients are summed as they are
   std::byte* exchange = nullptr;                     // device memory of exchange_bytes (types.h); null if that is 0
+  bool on_host_of_gpu = false;                       // `backend` is the CPU beside the GPU of the ops
 };
 
 // How the ranks have summed the gradients that an update reads.

@@ -27,10 +27,22 @@ void UpdateSite::pass_gradients(int64_t unit) const {
 }
 
 void UpdateSite::begin(int64_t unit) const {
-  if (lane != nullptr) lane->begin(unit);
+  if (lane != nullptr && !runs_with_ops(unit)) lane->begin(unit);
+}
+
+// Rounds the masters to weights whose memory the lane has cleared, as an update that is skipped writes none.
+void UpdateSite::keep_weights(int64_t unit) const {
+  const Sharding& sharding = updates.parameters.sharding();
+  const bool clears = lane->beside_device() || sharding.weights_away();
+  const UpdateRange range = updates.parameters.update_range(unit);
+  if (!clears || !sharding.has_master() || range.elements == 0) return;
+  updates.backend.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
+                           .to = Matrix(range.weights, sharding.compute, 1, range.elements)});
 }
 
 void UpdateSite::end(int64_t unit) const {
+  if (runs_with_ops(unit)) return copy_norms(ops.parameters, unit, ops.backend);
+  if (lane != nullptr && lane->runs_ops() && updates.state->skip != 0) keep_weights(unit);
   copy_norms(updates.parameters, unit, updates.backend);
   if (lane != nullptr) {
     lane->end(unit);

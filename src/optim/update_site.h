@@ -22,11 +22,18 @@ struct UpdateSite {
   // Copies the unit's summed gradients to where its update reads them, with Sharding::updates_delayed; else no effect.
   // REQUIRES: the unit's update in the step before is over.
   void pass_gradients(int64_t unit) const;
+  // Returns whether the unit's update runs where the ops do, although those of units that are away run elsewhere.
+  bool runs_with_ops(int64_t unit) const {
+    return lane != nullptr && lane->beside_device() && !ops.parameters.state_layout().is_away(unit);
+  }
   // Surround the update of a unit. With a lane, its thread runs the ops called between them: it reads the unit's state
   // before them, writes the state and the weights after them, and UpdateLane::await waits for the update. Without a
   // lane, `end` waits until the ops' backend can read the updated weights.
   void begin(int64_t unit) const;
   void end(int64_t unit) const;
+
+ private:
+  void keep_weights(int64_t unit) const;
 };
 
 }  // namespace gptrain::optim

@@ -125,7 +125,8 @@ ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorSh
 std::vector<StagedParts> ParameterStore::staged_parts() const {
   std::vector<StagedParts> parts;
   for (int64_t unit = 0; unit < num_parameter_units(); ++unit) {
-    const auto [first, elements] = updated_piece(unit);
+    const auto [first, held] = updated_piece(unit);
+    const int64_t elements = state_layout_.is_away(unit) ? held : 0;
     const int64_t norms = std::clamp<int64_t>(range(unit).norm_elements - first, 0, elements);
     const bool norms_apart = sharding_.masters_away || sharding_.pure;
     parts.push_back({.gradients = sharding_.gradients_away ? 0 : elements * dtype_bytes(sharding_.gradients),
@@ -133,6 +134,12 @@ std::vector<StagedParts> ParameterStore::staged_parts() const {
                      .norms = norms_apart ? norms * dtype_bytes(DType::f32) : 0});
   }
   return parts;
+}
+
+bool ParameterStore::updates_at_home() const {
+  for (int64_t unit = 0; unit < num_parameter_units(); ++unit)
+    if (range(unit).elements > 0 && !state_layout_.is_away(unit)) return true;
+  return false;
 }
 
 int64_t ParameterStore::offset_of_piece(int64_t unit, bool pieces_only) const {
@@ -237,7 +244,9 @@ UpdateRange ParameterStore::update_range(int64_t unit) const {
 }
 
 std::byte* ParameterStore::column(size_t column, int64_t unit) const {
-  return buffers_.state + state_layout_.offset(column, unit);
+  const int64_t offset = state_layout_.offset(column, unit);
+  return offset < state_layout_.home_bytes() ? buffers_.state + offset
+                                             : landing(unit) + (offset - state_layout_.landing_offset(unit));
 }
 
 std::byte* ParameterStore::factored_column(size_t column, size_t tensor) const {

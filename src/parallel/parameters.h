@@ -96,13 +96,15 @@ struct UnitBufferBytes {
 };
 UnitBufferBytes unit_buffer_bytes(const UnitRange& range, const Sharding& sharding);
 
-// Starts of the buffers. `updated`, `master` and `state` lie where the update runs, the others on the device.
+// Starts of the buffers. `updated`, `master` and `state` lie where updates of units at home run, the others on the
+// device.
 struct ParameterBuffers {
   std::byte* weights = nullptr;
   std::byte* updated = nullptr;  // weights that the update writes; null: `weights`
   std::byte* gradients = nullptr;
   std::byte* master = nullptr;
   std::byte* state = nullptr;
+  std::byte* landing = nullptr;  // landing area and units on the host; null: behind the state at home
   // Memory of StagedUnits, from which updates read gradients, and where they change weights; null: in the memory of the
   // ops.
   std::byte* staged = nullptr;
@@ -187,8 +189,10 @@ class ParameterStore {
   // Returns this rank's piece of a unit's weights, in the compute dtype, as the update has written it. If weights are
   // away, it is the place into which they are read before they are gathered.
   std::byte* weights_piece(int64_t unit) const;
-  // Places of values that pass between a device and updates on its host.
+  // Places of values that pass between a device and updates on its host: of units that are away.
   const StagedUnits& staged_units() const { return staged_units_; }
+  // Returns whether the rank updates any unit whose state is at home.
+  bool updates_at_home() const;
   // Places of pieces of weights and of gradients that are away while the rank's thread uses them.
   const UnitSlots& weight_slots() const { return weight_slots_; }
   const UnitSlots& gradient_slots() const { return gradient_slots_; }
@@ -213,7 +217,11 @@ class ParameterStore {
   const StateColumns& columns() const { return columns_; }
   const StateLayout& state_layout() const { return state_layout_; }
   // Returns the place of a unit that is away while it is landed (StateLayout).
-  std::byte* landing(int64_t unit) const { return buffers_.state + state_layout_.landing_offset(unit); }
+  std::byte* landing(int64_t unit) const {
+    const int64_t offset = state_layout_.landing_offset(unit);
+    return buffers_.landing != nullptr ? buffers_.landing + (offset - state_layout_.home_bytes())
+                                       : buffers_.state + offset;
+  }
   std::byte* landing(int64_t unit, AwayPart part) const {
     return landing(unit) + state_layout_.part_offset(part, unit);
   }

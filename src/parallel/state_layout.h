@@ -45,6 +45,9 @@ class StateLayout {
   // Return the bytes of the rank's buffers of masters and of state.
   int64_t master_bytes() const { return master_bytes_; }
   int64_t buffer_bytes() const { return home_bytes_ + landing_bytes_; }
+  // Return the parts of the buffer of state: values at home, then the landing area.
+  int64_t home_bytes() const { return home_bytes_; }
+  int64_t landing_bytes() const { return landing_bytes_; }
   // Returns the offset of a column's values for a unit in the buffer of state.
   int64_t offset(size_t column, int64_t unit) const;
   // Returns the offset of a unit's masters in their buffer. REQUIRES: the unit is at home.

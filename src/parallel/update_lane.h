@@ -43,6 +43,8 @@ class UpdateLane {
   // that the groups had at the last `drain` or `begin`.
   Backend& backend() { return backend_; }
   bool beside_device() const { return beside_device_; }
+  // False in a plan, whose ops do not run.
+  bool runs_ops() const { return has_thread(); }
 
   // Call `begin` before the ops that update a unit, and `end` after them. The lane's thread then runs the ops.
   void begin(int64_t unit);

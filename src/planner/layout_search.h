@@ -122,6 +122,7 @@ struct LayoutSearch {
   int64_t least_missing_bytes = 0;      // missing memory of the layout that comes nearest
   RunLayout least_missing;              // layout that comes nearest
   bool least_missing_is_exact = false;  // otherwise least_missing_bytes is a lower bound
+  bool untried_host = false;            // has_untried_host
   std::vector<std::string> untried;     // settings that save memory but change training, so that no search tries them
 };
 

@@ -115,6 +115,7 @@ class Search {
     found_.least_missing = nearest.layout;
     found_.least_missing_is_exact = nearest.is_exact;
     found_.untried = untried_methods(case_.config, case_.config.memory, case_.target);
+    found_.untried_host = has_untried_host(case_.config, case_.config.memory, case_.target);
   }
 
   void estimate(Candidate& candidate) {

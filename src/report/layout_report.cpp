@@ -69,6 +69,9 @@ std::string nothing_fits_text(const LayoutSearch& search) {
   text += fmt::format("The layout that comes closest lacks {}{}: {}.\nUse more devices or a smaller model.\n",
                       bytes_text(search.least_missing_bytes), search.least_missing_is_exact ? "" : " or more",
                       layout_text(search.least_missing));
+  if (search.untried_host)
+    text +=
+        "With --set memory.offload_optimizer=host the optimizer state lies on the host, and the result is the same.\n";
   if (!search.untried.empty())
     text += fmt::format(
         "These settings save memory but change training, so the search does not try them. Pass one with --set:\n{}\n",

@@ -21,7 +21,7 @@ class PlanObserver : public ActionObserver {
       : log_(log),
         design_(design),
         program_(program),
-        block_of_(8 * num_action_kinds * (design.first_equal_unit.size() + 1), -1) {
+        block_of_(16 * num_action_kinds * (design.first_equal_unit.size() + 1), -1) {
     step_.stages = design.stages;
     step_.actions.reserve(program.schedule.actions.size());
   }
@@ -63,7 +63,12 @@ class PlanObserver : public ActionObserver {
         static_cast<size_t>(action.kind) * (design_.first_equal_unit.size() + 1) + static_cast<size_t>(unit + 1);
     const bool measures = design_.sharding.gradients_away && action.kind == ActionKind::await_gradients &&
                           action.micro_batch + 1 == schedule.options.micro_batches;
-    return of_kind * 8 + (measures ? 4 : 0) + (action.micro_batch == 0 ? 2 : 0) + (prepares ? 1 : 0);
+    // Updates of equal units differ if the state of some is away.
+    const std::vector<MemoryPlace>& places = design_.choices.optimizer_state;
+    const bool is_home =
+        action.kind == ActionKind::update && !places.empty() && places[action.unit] == MemoryPlace::device;
+    return of_kind * 16 + (is_home ? 8 : 0) + (measures ? 4 : 0) + (action.micro_batch == 0 ? 2 : 0) +
+           (prepares ? 1 : 0);
   }
 
   EventLog& log_;

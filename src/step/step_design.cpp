@@ -380,8 +380,11 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   const auto of_updates = [&](MemoryClass c) -> int64_t& {
     return memory.on(place_of_updates(design.choices, target))[c];
   };
-  of_updates(MemoryClass::master) = store.state_layout().master_bytes();
-  of_updates(MemoryClass::optimizer) = store.state_layout().buffer_bytes();
+  const bool home_on_gpu = beside_gpu && store.updates_at_home();
+  const MemoryPlace home = home_on_gpu ? MemoryPlace::device : place_of_updates(design.choices, target);
+  memory.on(home)[MemoryClass::master] = store.state_layout().master_bytes();
+  memory.on(home)[MemoryClass::optimizer] = store.state_layout().home_bytes();
+  of_updates(MemoryClass::optimizer) += store.state_layout().landing_bytes();
   const int64_t optimizer_tables = optimizer_type(config.optimizer.type).table_bytes(store);
   if (on_host) of_updates(MemoryClass::weights) = parameters.updated;
   if (on_host || beside_gpu) of_updates(MemoryClass::state) = align_up(sizeof(StepState)) + optimizer_tables;
@@ -395,7 +398,8 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   StateTables& tables = design.tables;
   tables.agreement = align_up(sizeof(StepState));
   tables.optimizer = tables.agreement + StepAgreement::table_bytes(store, measures_whole(config.optimizer));
-  tables.accumulated_gradients = tables.optimizer + (on_host || beside_gpu ? 0 : optimizer_tables);
+  const bool updates_here = !on_host && (!beside_gpu || home_on_gpu);
+  tables.accumulated_gradients = tables.optimizer + (updates_here ? optimizer_tables : 0);
   tables.qk_clip = tables.accumulated_gradients + AccumulatedGradients::table_bytes(store);
   tables.router_balance = tables.qk_clip + (config.optimizer.qk_clip > 0 ? QkClip::table_bytes(store) : 0);
   tables.update_state = tables.router_balance + RouterBalance::table_bytes(store);

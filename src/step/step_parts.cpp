@@ -5,6 +5,7 @@
 #include <functional>
 #include <utility>
 
+#include "optim/placed_optimizer.h"
 #include "optim/types.h"
 #include "step/save_buffer.h"
 
@@ -47,14 +48,18 @@ StepParts::StepParts(std::shared_ptr<const StepDesign> of, Backend& ops, RankGro
 }
 
 void StepParts::make_parameters() {
-  const auto make = [this](std::byte* staged) {
+  // Beside a GPU the device has the state of units at home, the host that of others.
+  const bool on_both = beside_gpu && memory_of(MemoryClass::optimizer).bytes() > 0;
+  std::byte* const of_updates = memory_of_updates(MemoryClass::optimizer).data();
+  const auto make = [&](std::byte* staged) {
     return std::make_unique<ParameterStore>(design->spec, design->shards, design->layout, design->sharding,
                                             ParameterBuffers{
                                                 .weights = arena(MemoryClass::weights),
                                                 .updated = updated_weights(),
                                                 .gradients = arena(MemoryClass::gradients),
                                                 .master = memory_of_updates(MemoryClass::master).data(),
-                                                .state = memory_of_updates(MemoryClass::optimizer).data(),
+                                                .state = on_both ? arena(MemoryClass::optimizer) : of_updates,
+                                                .landing = on_both ? of_updates : nullptr,
                                                 .staged = staged,
                                             },
                                             design->columns, design->choices.optimizer_state);
@@ -113,7 +118,8 @@ void StepParts::make_update() {
                                      .workspace = workspace,
                                      .away = away.get(),
                                      .compression = compression.get(),
-                                     .exchange = arena(MemoryClass::residuals) + residual_bytes()};
+                                     .exchange = arena(MemoryClass::residuals) + residual_bytes(),
+                                     .on_host_of_gpu = beside_gpu};
   statistics = {.layout = &design->statistics, .block = block + tables.statistics};
   AgreementRules rules{.clip_norm = config.optimizer.clip_norm,
                        .loss_scale_window = loss_scale_window,
@@ -129,15 +135,20 @@ void StepParts::make_update() {
                                                      statistics.find(routing_statistic), block + tables.router_balance);
   agreement =
       std::make_unique<StepAgreement>(context, std::move(rules), block + tables.agreement, groups, copy_queue.get());
-  optimizer = type.make(config.optimizer, update_context, design->config.run.seed,
+  const uint64_t seed = design->config.run.seed;
+  const UpdateSite site{context, update_context, lane.get()};
+  optimizer = type.make(config.optimizer, update_context, seed,
                         apart ? update_state + align_up(sizeof(StepState)) : block + tables.optimizer);
+  if (beside_gpu && parameters->updates_at_home())
+    optimizer = std::make_unique<PlacedOptimizer>(type.make(config.optimizer, context, seed, block + tables.optimizer),
+                                                  std::move(optimizer), site);
   if (design->sharding.gradients != DType::f32) {
     accumulated =
         std::make_unique<AccumulatedGradients>(*parameters, design->config.run.seed, config.batch.accumulation,
                                                block + tables.accumulated_gradients, state, backend);
   }
   use(program);
-  update = std::make_unique<StepUpdate>(*agreement, *optimizer, UpdateSite{context, update_context, lane.get()},
+  update = std::make_unique<StepUpdate>(*agreement, *optimizer, site,
                                         StepUpdate::After{qk_clip.get(), router_balance.get()});
 }
 

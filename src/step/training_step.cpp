@@ -171,6 +171,9 @@ void TrainingStep::clear_state() {
     const bool on_device = &memory == &parts_->memory_of(c);
     zero_memory(on_device ? backend_ : parts_->update_backend, on_device ? parts_->copy_queue.get() : nullptr,
                 memory.data(), memory.bytes());
+    const DeviceMemory& at_home = parts_->memory_of(c);
+    if (!on_device && c != MemoryClass::weights)
+      zero_memory(backend_, parts_->copy_queue.get(), at_home.data(), at_home.bytes());
   }
   const DeviceMemory& residuals = parts_->memory_of(MemoryClass::residuals);
   zero_memory(backend_, parts_->copy_queue.get(), residuals.data(), residuals.bytes());
@@ -246,7 +249,7 @@ void TrainingStep::forget_errors() {
 void TrainingStep::weights_changed() {
   if (parts_->copies != nullptr) parts_->copies->finish();
   for (int64_t unit = 0; unit < parts_->parameters->num_parameter_units(); ++unit) {
-    if (parts_->copies != nullptr) {
+    if (parts_->copies != nullptr && parts_->parameters->state_layout().is_away(unit)) {
       parts_->return_weights(unit);
       continue;
     }

@@ -83,6 +83,7 @@ class Search(PlanCase):
         # The advice names settings that a search does not try; each can be set.
         advice = result.out.split("Use more devices")[1]
         self.assertIn("--methods", advice)
+        self.assertIn("With --set memory.offload_optimizer=host the optimizer state lies on the host", advice)
         missing = json.loads(self.run_gptrain("plan", config, "--gpus", 8, "--json").out)
         settings = re.findall(r"[\w.]+=[\w-]+", advice)
         self.assertIn("memory.saved_inputs=8", settings)
@@ -353,6 +354,12 @@ class Comparisons(PlanCase):
                                           "batch.accumulation=null")["points"][0]["peak_bytes"])
         for method in ["3-bit GELU", "8-bit inputs", "projected inputs, 20%", "recompute block"]:
             self.assertLess(of_method[method]["peak_bytes"], 0.9 * given, method)
+        on_host = of_method["optimizer state on the host"]
+        self.assertAlmostEqual((given - on_host["peak_bytes"]) / on_host["total_parameters"], 12, delta=0.1)
+        self.assertEqual(on_host["peak_bytes"], of_method["optimizer state on disk"]["peak_bytes"])
+        self.assertLess(of_method["all parameters on the host"]["peak_bytes"],
+                        of_method["state, gradients on the host"]["peak_bytes"])
+        self.assertNotIn("all parameters on disk", of_method)
         self.assertGreater(of_method["recompute block"]["step_seconds"], 1.1 * of_method["as given"]["step_seconds"])
         self.assertEqual(page.read_text(encoding="utf-8").count('class="bar"'), 2 * len(of_method))
         self.assertEqual(self.settings_of_page(page),
@@ -362,6 +369,8 @@ class Comparisons(PlanCase):
         self.assertIn("has no effect unless model.activation is gelu", refused["3-bit GELU"])
         largest = {point["method"]: point for point in self.plan("--fit", "v100-32g", "--methods", "--html", page)["points"]}
         self.assertGreater(largest["8-bit AdamW"]["total_parameters"], 1.3 * largest["as given"]["total_parameters"])
+        self.assertGreater(largest["state, gradients on the host"]["total_parameters"],
+                           2 * largest["as given"]["total_parameters"])
         self.assertIn("v100-32g has no bf16", largest["pure bf16"]["refused"])
         # A refused row also shows the settings.
         self.assertEqual(self.settings_of_page(page)["pure bf16"], "precision.compute=bf16-pure")

@@ -459,7 +459,7 @@ void add_update_cases(Suite& suite) {
     t.expect_rejected(Cast{from.matrix(), f64.matrix()}, "a dtype that nothing trains in");
     Matrix in_f16 = t.output(DType::bf16, 2, 3).matrix();
     in_f16.dtype = DType::f16;
-    t.expect_rejected_contents(Cast{from.matrix(), in_f16}, "f16 on the CPU");
+    t.expect_rejected_contents(Add{from.matrix(), in_f16}, "f16 on the CPU");
   });
 }
 

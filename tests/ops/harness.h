@@ -118,6 +118,8 @@ class Trial {
       : random(seed), backend_(backend), wide_gaps_(random.next() % 2 == 0) {}
 
   Random random;
+  // Says that the op supports f16 on every backend.
+  void allow_f16() { op_has_f16_ = true; }
   Backend& backend() { return *backend_.variants.front(); }
   const std::vector<std::string>& failures() const { return failures_; }
   void fail(const std::string& message) { failures_.push_back(message); }
@@ -227,7 +229,7 @@ class Trial {
   void time_op(const Runner& runner, const Footprint& footprint);
 
   BackendUnderTest& backend_;
-  bool wide_gaps_;
+  bool wide_gaps_, op_has_f16_ = false;
   std::deque<Operand> operands_;
   std::vector<std::string> failures_;
   Timing timing_;
@@ -249,6 +251,12 @@ class Suite {
   // `description` names shape and dtypes.
   template <typename Op>
   void add(std::string description, Body body) {
+    if constexpr (has_f16_on_cpu<Op>) {
+      body = [body = std::move(body)](Trial& trial) {
+        trial.allow_f16();
+        body(trial);
+      };
+    }
     cases_.push_back({Op::name, std::move(description), std::move(body)});
   }
   template <typename Op>

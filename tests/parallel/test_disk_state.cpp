@@ -148,6 +148,14 @@ TEST_CASE("weights and gradients on disk have the bits of those in memory", "[lo
   compare({.tensor = 1, .data = 1, .overrides = {"model.tied_head=true"}, .pipeline = 2}, {}, gradients);
 }
 
+TEST_CASE("a step that is skipped leaves weights on disk as they are") {
+  const TemporaryFolder folder;
+  const Overrides more = {"precision.compute=bf16"};
+  const Overrides on_disk = {"memory.offload_optimizer=disk", "memory.disk_path=" + folder.path().string()};
+  require_same(train_past_a_skip(config_of({1, 1, {}}, more), 1),
+               train_past_a_skip(config_of({1, 1, {}}, joined({more, on_disk, parameters, gradients})), 1));
+}
+
 TEST_CASE("gradients in bf16, and those that are sent in 8 bits, may lie on disk") {
   const Overrides narrow = {"precision.compute=bf16-pure", "precision.gradients=bf16", "optimizer.clip_norm=0.5"};
   compare({1, 1, {}}, narrow, joined({parameters, gradients}));

@@ -277,12 +277,14 @@ class Device(unittest.TestCase):
         self.assertEqual(self.losses("host")[-1], self.losses("device")[-1])
         for step in (10, 20):  # the first one is written while steps go on
             self.assertEqual(self.saved("host", step), self.saved("device", step))
-        # From the device to the host, to a drive, and back to the device.
+        # From the device to the host, to a drive, to device and host, and back to the device.
         self.train(WITH_DEVICE, "moved", "cuda", *settings(), "--steps", "6")
         self.train(WITH_DEVICE, "moved", "cuda", *everything, "--steps", "6", "--resume")
         (self.folder / "drive").mkdir()
         self.train(WITH_DEVICE, "moved", "cuda", *settings("memory.offload_optimizer=disk", "memory.disk_path=drive"),
-                   "--steps", "4", "--resume")
+                   "--steps", "2", "--resume")
+        self.train(WITH_DEVICE, "moved", "cuda", *host, *settings("memory.offload_optimizer_share=0.5"), "--steps", "2",
+                   "--resume")
         self.train(WITH_DEVICE, "moved", "cuda", *settings(), "--resume")
         self.assertEqual(self.saved("moved", 20), self.saved("device", 20))
         _, planned, _ = self.run_program(WITH_DEVICE, "train", "run.json", "--dry-run", "--json", *host)
@@ -297,7 +299,8 @@ class Device(unittest.TestCase):
         cases = {("memory.offload_optimizer=disk", "memory.disk_path=.", "memory.offload_gradients=disk"):
                      "a GPU has only optimizer state in files yet",
                  ("memory.offload_optimizer=host", "optimizer.type=lamb"): "reads gradients of whole tensors",
-                 ("memory.offload_optimizer=host", "precision.compute=fp16"): "the host's kernels have no fp16"}
+                 ("memory.offload_optimizer=host", "optimizer.type=lamb", "memory.offload_optimizer_share=0.5"):
+                     "in plans for a named GPU only"}
         for keys, why in cases.items():
             code, _, err = self.run_program(WITH_DEVICE, "train", "run.json",
                                             *(part for key in keys for part in ("--set", key)))

@@ -8,7 +8,8 @@
     resume        checks that a run stopped and resumed ends with the same bits as one run from the start
     memory        checks that a run uses the planned memory, and no more after the first steps
     profile       prints the time of a step, op by op
-    host          trains with optimizer state on the host: the losses of a run without, its steps, the rates of copies
+    host          trains with optimizer state on the host, and in files: the losses of a run without, its steps, the rates
+                  of the links
 """
 import argparse
 import json
@@ -46,6 +47,11 @@ STEADY_FROM_STEP = 4  # earlier steps choose algorithms and load modules
 RECKONED_MICRO_BATCHES = {"gpt2-124m-1024": 32, "gpt2-1.5b-1024": 16}
 MEMORY_STEPS = 12
 HOST_STEPS = 9
+FILE_STEPS = 3  # a step reads and writes 24 bytes of each parameter
+# Rows of a trace whose events are transfers, or the updates between them.
+LANES_OF_PLACE = {"host": {"lane offload": "gradients to the host", "lane fetch": "weights to the device",
+                           "lane update": "updates on the host"},
+                  "disk": {"lane disk_read": "state read from files", "lane disk_write": "state written to files"}}
 MEMORY_CASE = Case({"preset": "gpt2-124m", "sequence_length": 1024}, 65536, micro_tokens=(16384,))
 # Dropout, several micro-batches and grouped queries, so that everything with state takes part.
 RESUME_CASE = Case({"num_layers": 4, "hidden_size": 256, "num_heads": 4, "num_kv_heads": 2, "vocab_size": 1000,
@@ -212,6 +218,37 @@ def memory(options, rows, folder):
     return not wrong and growth == 0
 
 
+def rates_of_lanes(rows, folder, step, place):
+    """Adds the rate of each lane of the place in a step's trace. Returns False if one has no events."""
+    trace = json.loads((folder / place / f"trace-step{step}.json").read_text(encoding="utf-8"))
+    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    lanes = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
+    sound = True
+    for lane, what in LANES_OF_PLACE[place].items():
+        own = [event for event in events if lanes[event["tid"]] == lane]
+        seconds = sum(event["dur"] for event in own) * 1e-6
+        rate = sum(event["args"]["bytes_moved"] for event in own) / max(seconds, 1e-9)
+        rows.add(f"{what} ({seconds * 1e3:.1f} ms)", f"{rate / 1e9:.1f}", "GB/s", status="pass" if own else "fail")
+        sound = sound and bool(own)
+    return sound
+
+
+def in_files(options, rows, folder, case, micro, left, losses):
+    """Trains a few steps with optimizer state in files. Returns False if they differ from those without."""
+    name = "optimizer state in files"
+    (folder / "drive").mkdir()
+    file = write_config(folder, case, micro, options.device, "disk",
+                        memory={"offload_optimizer": "disk", "disk_path": str(folder / "drive")})
+    deadline = Deadline(left)
+    try:
+        run = train_steps(options.gptrain, file, FILE_STEPS, left, "--profile-step", FILE_STEPS - 1)
+    except RunFailed as error:
+        return rows.no_figure(name, error, deadline)
+    same = [record["loss"] for record in run.records[:FILE_STEPS]] == losses[:FILE_STEPS]
+    rows.add(f"losses with {name}", "same" if same else "different", "bits", "same", "pass" if same else "fail")
+    return rates_of_lanes(rows, folder, FILE_STEPS - 1, "disk") and same
+
+
 def host(options, rows, folder):
     case = ALL_CASES[(options.cases or ["gpt2-1.5b-1024"])[0]]
     deadline = Deadline(options.seconds)
@@ -229,17 +266,8 @@ def host(options, rows, folder):
     same = losses["none"] == losses["host"]
     rows.add("losses with optimizer state on the host", "same" if same else "different", "bits", "same",
              "pass" if same else "fail")
-    trace = json.loads((folder / "host" / f"trace-step{HOST_STEPS - 1}.json").read_text(encoding="utf-8"))
-    events = [event for event in trace["traceEvents"] if event["ph"] == "X"]
-    lanes = {event["tid"]: event["args"]["name"] for event in trace["traceEvents"] if event["name"] == "thread_name"}
-    for lane, what in (("lane offload", "gradients to the host"), ("lane fetch", "weights to the device"),
-                       ("lane update", "updates on the host")):
-        own = [event for event in events if lanes[event["tid"]] == lane]
-        seconds = sum(event["dur"] for event in own) * 1e-6
-        rate = sum(event["args"]["bytes_moved"] for event in own) / max(seconds, 1e-9)
-        rows.add(f"{what} ({seconds * 1e3:.1f} ms)", f"{rate / 1e9:.1f}", "GB/s", status="pass" if own else "fail")
-        same = same and bool(own)
-    return same
+    same = rates_of_lanes(rows, folder, HOST_STEPS - 1, "host") and same
+    return in_files(options, rows, folder, case, micro, deadline.left(), losses["none"]) and same
 
 
 def profile(options, rows, folder):

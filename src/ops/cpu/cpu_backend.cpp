@@ -102,10 +102,10 @@ void CpuBackend::download(void* host, const void* device, int64_t bytes) {
   if (bytes > 0) std::memcpy(host, device, bytes);
 }
 
-// No CPU kernel supports f16, since oneDNN 2.6 has no f16 products.
+// Most CPU kernels do not support f16, since oneDNN 2.6 has no f16 products.
 template <typename Op>
 void CpuBackend::prepare(const Op& op) const {
-  check(op, DType::f16);
+  check(op, has_f16_on_cpu<Op> ? std::optional<DType>() : DType::f16);
   require_scratch(Op::name, cpu_scratch_bytes(op, context_.num_threads), context_.scratch_bytes);
 }
 

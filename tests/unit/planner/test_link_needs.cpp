@@ -128,7 +128,7 @@ TEST_CASE("the formula of ZeRO-Infinity gives the paper's efficiencies") {
   }
 }
 
-TEST_CASE("a CPU, a GPU of this machine, and a part of the state are refused") {
+TEST_CASE("a CPU, and LAMB on a GPU of this machine are refused") {
   const auto refusal = [](const RunConfig& config, const Target& target) {
     try {
       choose_step({config, target, 1}, 0);
@@ -142,16 +142,15 @@ TEST_CASE("a CPU, a GPU of this machine, and a part of the state are refused") {
   CHECK(refusal(config_with(on_host), gpu).empty());
   CHECK(refusal(config_with(on_host), cpu).find("on a CPU the state lies in the host's memory anyway") !=
         std::string::npos);
-  CHECK(refusal(config_with({"memory.offload_optimizer=disk", "memory.disk_path=/scratch",
-                             "memory.offload_update=delayed", "precision.compute=fp32"}),
-                gpu)
-            .find("works on CPUs only") != std::string::npos);
-  CHECK(refusal(config_with({"memory.offload_optimizer=disk", "memory.disk_path=/scratch",
-                             "memory.offload_optimizer_share=0.5"}),
-                gpu)
-            .find("must be 1 on a GPU") != std::string::npos);
+  const Overrides half = {"memory.offload_optimizer=host", "memory.offload_optimizer_share=0.5"};
+  CHECK(refusal(config_with(half), gpu).empty());
+  Overrides lamb = {"memory.offload_optimizer=host", "optimizer.type=lamb"};
   gpu.identity = "this one";
-  CHECK(refusal(config_with(on_host), gpu).find("in plans for a named GPU only") != std::string::npos);
+  CHECK(refusal(config_with(on_host), gpu).empty());
+  CHECK(refusal(config_with(lamb), gpu).find("in plans for a named GPU only") != std::string::npos);
+  lamb.push_back("memory.offload_optimizer_share=0.5");
+  gpu.identity = "";
+  CHECK(refusal(config_with(lamb), gpu).find("must be 1 on a GPU with optimizer.type = \"lamb\"") != std::string::npos);
 }
 
 TEST_CASE("a search keeps what is away, and its bounds stay below whole plans") {

@@ -1,9 +1,9 @@
 // Encodes and decodes 8-bit state (base/dynamic_map.h), a block at a time. Included only by sources that are compiled
 // once per instruction set; everything has internal linkage.
 //
-// With vectors the magnitudes are computed: within a decade the magnitude is a linear function of its number, whose
-// coefficients come from tables of eight decades. Every AVX-512 instruction costs about 0.1 ns per 16 elements, so
-// speed comes from using few instructions.
+// The tables give the codes and the bits of a GPU's kernels. With vectors the magnitudes are computed: within a decade
+// the magnitude is a linear function of its number, whose coefficients come from tables of eight decades. Every AVX-512
+// instruction costs about 0.1 ns per 16 elements, so speed comes from using few instructions.
 #pragma once
 
 #include <cstdint>
@@ -43,6 +43,19 @@ inline void store_codes(uint8_t* codes, CodeInts n) {
 #endif
 
 #endif
+
+template <bool has_sign>
+inline void decode_by_table(const uint8_t* codes, float scale, float* values) {
+  static constexpr auto table = make_decode_table<has_sign>();
+#pragma omp simd
+  for (int64_t i = 0; i < state_block; ++i) values[i] = table.values[codes[i]] * scale;
+}
+
+template <bool has_sign>
+inline void encode_by_table(const float* values, uint8_t* codes, float inverse) {
+  static constexpr auto table = make_encode_table<has_sign>();
+  for (int64_t i = 0; i < state_block; ++i) codes[i] = code_of(table, values[i], inverse);
+}
 
 // RETURNS the largest magnitude, from several independent maxima that need not wait for each other.
 inline float largest_magnitude(const float* values) {
@@ -304,14 +317,12 @@ inline void encode_values(const float* values, uint8_t* codes, float inverse) {
 
 template <bool has_sign>
 inline void decode_block(const uint8_t* codes, float scale, float* values) {
-  static constexpr auto table = make_decode_table<has_sign>();
-  for (int64_t i = 0; i < state_block; ++i) values[i] = table.values[codes[i]] * scale;
+  decode_by_table<has_sign>(codes, scale, values);
 }
 
 template <bool has_sign>
 inline void encode_values(const float* values, uint8_t* codes, float inverse) {
-  static constexpr auto table = make_encode_table<has_sign>();
-  for (int64_t i = 0; i < state_block; ++i) codes[i] = code_of(table, values[i], inverse);
+  encode_by_table<has_sign>(values, codes, inverse);
 }
 
 #endif

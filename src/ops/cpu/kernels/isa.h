@@ -34,6 +34,24 @@ inline void store(bf16* to, float value) {
   to->bits = static_cast<uint16_t>((value != value ? quiet_nan : rounded) >> 16);
 }
 
+inline float load(const f16* from) {
+  const uint32_t sign = (from->bits & 0x8000U) << 16, magnitude = (from->bits & 0x7fffU) << 13;
+  const uint32_t finite = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, magnitude) * 0x1p112F);
+  return __builtin_bit_cast(float, sign | (magnitude >= 0x7c00U << 13 ? 0x7f800000U | magnitude : finite));
+}
+
+// to_f16 of base/dtype.h without branches.
+inline void store(f16* to, float value) {
+  const uint32_t bits = __builtin_bit_cast(uint32_t, value);
+  const uint32_t magnitude = bits & 0x7fffffffU;
+  const uint32_t normal = (magnitude - (112U << 23) + 0xfffU + ((magnitude >> 13) & 1U)) >> 13;
+  const uint32_t subnormal = __builtin_bit_cast(uint32_t, __builtin_bit_cast(float, magnitude) + 0.5F) - 0x3f000000U;
+  uint32_t rounded = magnitude < 0x38800000U ? subnormal : normal;
+  rounded = magnitude >= 0x477ff000U ? 0x7c00U : rounded;
+  rounded = value != value ? 0x7e00U : rounded;
+  to->bits = static_cast<uint16_t>(((bits >> 16) & 0x8000U) | rounded);
+}
+
 template <typename T>
 inline T* row_of(const Matrix& matrix, int64_t row) {
   return static_cast<T*>(matrix.data) + row * matrix.stride;
@@ -59,6 +77,12 @@ inline void with_type(DType dtype, const Body& body) {
   } else {
     body(float{});
   }
+}
+// Does the same with f32, bf16 and f16, for the ops of has_f16_on_cpu.
+template <typename Body>
+inline void with_any_type(DType dtype, const Body& body) {
+  if (dtype == DType::f16) return body(f16{});
+  with_type(dtype, body);
 }
 
 }  // namespace

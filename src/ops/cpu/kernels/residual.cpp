@@ -42,9 +42,9 @@ void branch_backward(const BranchBackward& op, int64_t first_row, int64_t end_ro
 }
 
 void cast(const Cast& op, int64_t row, int64_t first_column, int64_t end_column) {
-  with_type(op.from.dtype, [&](auto from_type) {
+  with_any_type(op.from.dtype, [&](auto from_type) {
     using From = decltype(from_type);
-    with_type(op.to.dtype, [&](auto to_type) {
+    with_any_type(op.to.dtype, [&](auto to_type) {
       using To = decltype(to_type);
       const From* from = row_of<From>(op.from, row);
       To* to = row_of<To>(op.to, row);

@@ -1,3 +1,4 @@
+#include <type_traits>
 #include <utility>
 
 #include "ops/cpu/kernels/block_codes.h"
@@ -76,7 +77,7 @@ void update_with(const G* gradients, const ElementUpdate& op, const UpdateSegmen
   if (op.weights.rows == 0) {
     return update_masters<false>(formula, gradients, master, static_cast<float*>(nullptr), end - first, columns...);
   }
-  with_type(op.weights.dtype, [&](auto type) {
+  with_any_type(op.weights.dtype, [&](auto type) {
     using C = decltype(type);
     update_masters<true>(formula, gradients, master, row_of<C>(op.weights, 0) + first, end - first, columns...);
   });
@@ -111,8 +112,14 @@ uint8_t* codes_of(const Op& op, size_t column, int64_t block) {
 
 template <typename Op>
 void decode_moments(const Op& op, int64_t block, BlockMoments& moments) {
-  decode_block<true>(codes_of(op, 0, block), row_of<float>(op.scales[0], 0)[block], moments.m);
-  decode_block<false>(codes_of(op, 1, block), row_of<float>(op.scales[1], 0)[block], moments.v);
+  const auto decode = [&]<bool has_sign>(std::bool_constant<has_sign>, size_t column, float* values) {
+    const uint8_t* const codes = codes_of(op, column, block);
+    const float scale = row_of<float>(op.scales[column], 0)[block];
+    if (op.by_tables) return decode_by_table<has_sign>(codes, scale, values);
+    decode_block<has_sign>(codes, scale, values);
+  };
+  decode(std::true_type(), 0, moments.m);
+  decode(std::false_type(), 1, moments.v);
 }
 
 // `more`: indices of the columns after the two columns of codes.
@@ -154,8 +161,13 @@ void update_each_block(const Op& op, const typename Op::Formula& formula, int64_
     if (block + 1 < end) decode_moments(op, block + 1, moments[(block + 1) % 2]);
     row_of<float>(op.scales[0], 0)[block] = m_scale;
     row_of<float>(op.scales[1], 0)[block] = v_scale;
-    encode_values<true>(m, codes_of(op, 0, block), inverse_of_scale(m_scale));
-    encode_values<false>(v, codes_of(op, 1, block), inverse_of_scale(v_scale));
+    if (op.by_tables) {
+      encode_by_table<true>(m, codes_of(op, 0, block), inverse_of_scale(m_scale));
+      encode_by_table<false>(v, codes_of(op, 1, block), inverse_of_scale(v_scale));
+    } else {
+      encode_values<true>(m, codes_of(op, 0, block), inverse_of_scale(m_scale));
+      encode_values<false>(v, codes_of(op, 1, block), inverse_of_scale(v_scale));
+    }
   }
 }
 
