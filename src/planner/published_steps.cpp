@@ -15,6 +15,7 @@
 #include "config/json_text.h"
 #include "config/load.h"
 #include "machine/profile_reader.h"
+#include "parallel/groups.h"
 #include "planner/layouts.h"
 #include "planner/predict.h"
 
@@ -128,6 +129,7 @@ PublishedSteps read_published(const std::filesystem::path& file) {
 void predict_published(PublishedSteps& steps) {
   for (PublishedPoint& point : steps.points) {
     try {
+      static_cast<void>(make_mesh(point.config, point.gpus));  // throws if the GPUs are no whole number of models
       point.result = predict_layout(point.config, steps.machine, layout_of(point.config, point.gpus), 0);
     } catch (const Error& error) {
       const std::string text = error.what();

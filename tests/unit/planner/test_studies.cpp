@@ -205,8 +205,12 @@ std::string refusal_of_published(const std::string& text) {
 TEST_CASE("published points are predicted as their config's dry run, and faults of their file named") {
   PublishedSteps steps = read_published(configs / "published" / "megatron-2021.json");
   REQUIRE(steps.points.size() == 10);
-  steps.points.resize(1);
+  std::swap(steps.points[1], steps.points.back());
+  steps.points.resize(2);
+  steps.points[1].gpus = 1;  // less than one model
   predict_published(steps);
+  CHECK(!steps.points[1].result);
+  CHECK(steps.points[1].refused.find("1 rank does not divide into model replicas") != std::string::npos);
   const PublishedPoint& point = steps.points.front();
   REQUIRE(point.result);
   CHECK(point.gpus == 32);
