@@ -66,7 +66,7 @@ OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code, std
     : path_(std::move(path)), shown_(std::move(shown)), code_(code) {
   if (mode != Mode::create) remove_lost_link(path_);
   std::error_code none;
-  const bool is_device = std::filesystem::is_character_file(path_, none);  // takes what is appended
+  const bool is_device = std::filesystem::is_character_file(path_, none);  // a device such as /dev/full or a terminal
   if (mode == Mode::append && !is_device) ordinary(path_, "append to", code_);
   descriptor_ = call_with_tries([&] { return ::open(path_.c_str(), open_flags(mode) | O_WRONLY | O_CLOEXEC, 0666); });
   if (descriptor_ < 0) fail(code_, "open", shown_, errno);
