@@ -132,8 +132,8 @@ constexpr bool has_f16_on_cpu = std::is_base_of_v<ElementUpdate, Op> || std::is_
 
 // RETURNS the CPU backend: oneDNN for matrix products, own kernels for the rest (OpenMP, vectorised for the instruction
 // set found at start, which ONEDNN_MAX_CPU_ISA caps). It has f16 (else std::logic_error) only for has_f16_on_cpu.
-// num_threads 0: every core that
-// the process may use. thread_independent: the linears, too, give the same bits for any number of threads.
+// num_threads 0: every core that the process may use. thread_independent: the linears, too, give the same bits for any
+// number of threads.
 std::unique_ptr<Backend> make_cpu_backend(int num_threads, bool thread_independent = false);
 
 // RETURNS the CUDA backend (own kernels, cuBLASLt, cuDNN) on device number `device` of the devices that this process

@@ -32,12 +32,8 @@ void UpdateSite::begin(int64_t unit) const {
 
 // Rounds the masters to weights whose memory the lane has cleared, as an update that is skipped writes none.
 void UpdateSite::keep_weights(int64_t unit) const {
-  const Sharding& sharding = updates.parameters.sharding();
-  const bool clears = lane->beside_device() || sharding.weights_away();
-  const UpdateRange range = updates.parameters.update_range(unit);
-  if (!clears || !sharding.has_master() || range.elements == 0) return;
-  updates.backend.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
-                           .to = Matrix(range.weights, sharding.compute, 1, range.elements)});
+  const bool clears = lane->beside_device() || updates.parameters.sharding().weights_away();
+  if (clears) round_masters(updates.parameters, unit, updates.backend);
 }
 
 void UpdateSite::end(int64_t unit) const {

@@ -89,6 +89,14 @@ void copy_norms(const ParameterStore& parameters, int64_t unit, Backend& backend
                    .to = Matrix(parameters.updated_norms(unit), DType::f32, 1, own.count)});
 }
 
+bool round_masters(const ParameterStore& parameters, int64_t unit, Backend& backend) {
+  const UpdateRange range = parameters.update_range(unit);
+  if (range.elements == 0 || range.weights == nullptr || range.master == nullptr) return false;
+  backend.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
+                   .to = Matrix(range.weights, parameters.sharding().compute, 1, range.elements)});
+  return true;
+}
+
 // Sums the part of the table that update_range(0) covers. Both stages have the same part, as they lay the unit out
 // alike.
 void ParameterExchange::sum_tied() {

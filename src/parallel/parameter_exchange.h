@@ -25,6 +25,9 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
 // Copies this rank's part of a unit's f32 norms from the masters to ParameterStore::updated_norms, with
 // Sharding::masters_away; else no effect. REQUIRES: the unit's masters are at home or landed.
 void copy_norms(const ParameterStore& parameters, int64_t unit, Backend& backend);
+// Rounds the master weights of ParameterStore::update_range to its weights. RETURNS false, without effect, if the rank
+// lacks one of them. REQUIRES: as copy_norms.
+bool round_masters(const ParameterStore& parameters, int64_t unit, Backend& backend);
 
 // Tickets by unit. Tickets of gathers outlive a step: the next step or an evaluation awaits the weights that it
 // updated.

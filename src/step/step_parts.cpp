@@ -288,11 +288,9 @@ const DeviceMemory& StepParts::memory_of_updates(MemoryClass c) const {
 void StepParts::return_weights(int64_t unit) {
   if (design->sharding.updates_weights()) return;  // the device's weights have no masters
   if (parameters->state_layout().lands(unit)) away->fetch(unit);
-  const UpdateRange range = staged_parameters->update_range(unit);
-  if (range.elements == 0) return;
+  if (staged_parameters->update_range(unit).elements == 0) return;
   copies->clear(unit);
-  update_backend.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
-                          .to = Matrix(range.weights, design->config.precision.compute, 1, range.elements)});
+  round_masters(*staged_parameters, unit, update_backend);
   copy_norms(*staged_parameters, unit, update_backend);
   copies->upload(unit, backend);
 }

@@ -253,13 +253,9 @@ void TrainingStep::weights_changed() {
       parts_->return_weights(unit);
       continue;
     }
-    const UpdateRange range = parts_->parameters->update_range(unit);
     if (parts_->away != nullptr && design_->sharding.masters_away) parts_->away->fetch(unit);
     copy_norms(*parts_->parameters, unit, backend_);
-    if (range.elements == 0 || range.weights == nullptr || range.master == nullptr) continue;
-    if (design_->sharding.weights_away()) parts_->away->change();
-    backend_.run(Cast{.from = Matrix(range.master, DType::f32, 1, range.elements),
-                      .to = Matrix(range.weights, design_->config.precision.compute, 1, range.elements)});
+    if (round_masters(*parts_->parameters, unit, backend_) && design_->sharding.weights_away()) parts_->away->change();
   }
   if (parts_->away != nullptr) parts_->away->release();
   if (parts_->average != nullptr) parts_->average->restart();
