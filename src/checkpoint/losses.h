@@ -19,9 +19,9 @@ struct CheckpointLoss {
 };
 
 // Returns the newest checkpoint of a run's folder whose loss has not risen: it is finite, and at most 1.5 times the
-// lowest loss plus 0.1. The lowest loss is that of the run's checkpoints up to it since the mixture last changed, or
-// where its manifest does not tell that, of those that still exist. Ignores checkpoints that are damaged or do not
-// record their loss. Returns none if no checkpoint remains, or if the loss of each has risen.
+// lowest loss plus 0.1. The lowest loss is that of all checkpoints of the run up to this one, since the mixture last
+// changed; where its manifest does not record it, only checkpoints that still exist count. Ignores checkpoints that are
+// damaged or do not record their loss. Returns none if no checkpoint remains, or if the loss of each has risen.
 std::optional<CheckpointLoss> last_before_rise(const std::filesystem::path& out);
 // Returns the same among some of a folder's checkpoints, which are given in the order of their steps.
 std::optional<CheckpointLoss> last_before_rise(const std::vector<CheckpointInfo>& checkpoints);

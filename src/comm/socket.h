@@ -75,8 +75,8 @@ constexpr size_t max_frame_bytes = 1'000'000;
 constexpr size_t max_table_bytes = size_t{64} << 20;
 
 // Frames of text over a connection: "GPTR", the length as 4 bytes (little-endian), and the text. Anything else, or a
-// frame above the size limit, counts as the end of the connection. Buffers no more bytes than a frame of that limit
-// has.
+// frame above the size limit, counts as the end of the connection. Buffers at most as many bytes as one frame of that
+// size.
 class FrameChannel {
  public:
   explicit FrameChannel(Socket socket, size_t most_bytes = max_frame_bytes)
@@ -91,8 +91,8 @@ class FrameChannel {
   // Sends a frame. Returns false and closes the channel if the peer is gone, or has not taken all of it by the
   // deadline.
   bool send(std::string_view text, Clock::time_point deadline);
-  // Reads data that have arrived, as far as the buffer has room. Closes the channel if the peer has closed it;
-  // next_frame still returns the frames read before.
+  // Reads data that have arrived, as far as the buffer has room. If the peer has closed the connection, closes the
+  // channel once all data before that are read; next_frame still returns their frames.
   void read_available();
   // Reads data of the next frame that have arrived, and no byte beyond it, so that the socket can be handed over.
   void read_one_frame();

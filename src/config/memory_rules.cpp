@@ -117,13 +117,13 @@ class MemoryRules : Rules {
           fmt::format("\"{}\"", state_place_name(of_state)));
   }
 
-  // Checks that the state of all layers is on disk, as values that lie beside it go with the state of each layer.
+  // Checks that all layers' state is on disk or on the host: values that lie beside it are moved layer by layer.
   void check_share(const char* path, const char* nearest = "\"none\"") {
     if (sound({"memory.offload_optimizer_share"}) && config_.memory.offload_optimizer_share < 1)
       fault(path, "needs memory.offload_optimizer_share = 1, as it goes with the state of each layer", nearest);
   }
 
-  // Checks that nothing but a second copy of weights and gradients is needed for delayed updates.
+  // Refuses settings with which delayed updates need more than a second copy of weights and gradients.
   void check_delay() {
     const char* const path = "memory.offload_update";
     if (!sound({path})) return;

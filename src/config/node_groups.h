@@ -23,8 +23,8 @@ struct NodeSplit {
 NodeSplit split_of_replicas(const ParallelConfig& parallel, int64_t world_size, int64_t ranks_per_node);
 NodeSplit split_of_expert_replicas(const ParallelConfig& parallel, int64_t world_size, int64_t ranks_per_node);
 
-// Sets parallel.node_replicas, from scratch. `ranks_per_node`: as the ranks' host names or the cluster tell; the value
-// of comm.ranks_per_node is used in its place if it is above 0. `is_faster_by_node` is asked with comm.hierarchy =
+// Sets parallel.node_replicas, from scratch. `ranks_per_node`: from the ranks' host names or the cluster (not from the
+// config); comm.ranks_per_node replaces it if above 0. `is_faster_by_node` is asked with comm.hierarchy =
 // auto, for a split that spans nodes; if it is true, the key becomes node, so that manifests record it. THROWS
 // Error(usage) if parallel.zero_node_copy is set, but not several nodes have several of the ranks each.
 void choose_hierarchy(StepConfig& config, int64_t world_size, int64_t ranks_per_node,

@@ -77,7 +77,7 @@ class EventTimes {
              int64_t sharing = 1);
 
   bool are_known() const { return machine_.has_value(); }
-  // Returns the seconds of the event alone, as if nothing had to be waited for; 0 for a wait.
+  // Returns the seconds of the event alone, as if nothing had to be waited for, with Software::slowness; 0 for a wait.
   double seconds_of(const Event& event) const;
   // Returns the time, without Software::slowness, and the algorithm of a collective. REQUIRES: are_known(), and the
   // event is a collective.

@@ -8,7 +8,7 @@
 
 namespace gptrain::inline model {
 
-// The largest overflow so far: rows for the experts of one rank, more than it has room for.
+// The largest overflow so far: more rows for the experts of one rank than it has memory for.
 struct ExpertOverflow {
   int64_t rows = 0;      // rows that the routers chose; 0: the capacity always sufficed
   int64_t capacity = 0;  // rows for which the rank has memory

@@ -64,8 +64,8 @@ class RoutedBranch final : public Branch {
             .capacity_rows = capacity_rows(),
             .drop = moe().drop};
   }
-  // RETURNS the number of rows over which the balance loss counts loads, those of other ranks that share sequences
-  // included.
+  // RETURNS the number of rows over which the balance loss counts loads, including those of other ranks that share
+  // sequences.
   int64_t balanced_rows() const {
     const int64_t sequences = moe().aux_over == BalanceOver::micro_batch ? context_.shape.batch : 1;
     return sequences * context_.shape.sequence_length;

@@ -157,8 +157,8 @@ class RankGroups {
   int64_t num_data_ranks() const { return num_sample_ranks() * mesh_.size(MeshAxis::context); }
   int64_t data_rank() const { return stage_rank().data; }
   // Number of islands, and that of this rank's island. An island is a run of data ranks that sum gradients among
-  // themselves (parallel.local_steps), or that together hold one copy of the state (parallel.zero_node_copy). All ranks
-  // are one island without these keys.
+  // themselves (parallel.local_steps), or that are on one node and together hold one copy of the state
+  // (parallel.zero_node_copy). All ranks are one island without these keys.
   int64_t num_islands() const { return islands_; }
   int64_t island() const { return data_rank() / (num_data_ranks() / islands_); }
   // Returns the number of ranks of a group that hold replicas of parameters, and the number of this rank's piece.

@@ -1,4 +1,4 @@
-// Simulates when updates run whose state is on disk or on the host of a GPU (parallel/update_lane.h).
+// Simulates the times of updates whose state is on disk or on the host of a GPU (parallel/update_lane.h).
 #pragma once
 
 #include <cstdint>

@@ -81,7 +81,7 @@ class ChainSolver::Tables {
   int64_t output_kept(int32_t i) const { return i + 1 < n_ ? unit(i).output_bytes : 0; }
   int64_t input_kept(int32_t i) const { return i > 0 ? unit(i - 1).output_bytes : 0; }
   bool may_go(int32_t i) const { return price_ && unit(i).copy_seconds >= 0; }
-  // Returns the seconds that copying the unit's input and `bytes` more costs. REQUIRES: price_ is set.
+  // Returns the cost in seconds of copying the unit's input and `bytes` more bytes. REQUIRES: price_ is set.
   double copy_seconds(int32_t i, int64_t bytes) const {
     return *price_ * unit(i).copy_seconds * static_cast<double>(bytes + (i > 0 ? input_kept(i) : chain_.input_bytes));
   }

@@ -119,7 +119,7 @@ class TrainingStep {
   // Whether a value of `state()` is in memory of the host, though the ops run on a GPU. Not collective.
   bool is_on_host(const void* value) const;
   // Returns the address at which a value of `state()` can be read until the next call of a function of this object: its
-  // own, unless the value is away, which is read from the disk first.
+  // own, unless the value is on disk: that is read into memory first.
   const std::byte* fetched(const void* value) const;
   // Copy values of `state()`, within one unit, to or from memory of the host. Not collective.
   void read_state(void* to, const void* from, int64_t bytes) const;

@@ -16,8 +16,8 @@ class UpdateResources {
   // WorkingFiles.
   UpdateResources(const StepDesign& design, Backend& ops, int64_t rank, int threads = 0);
 
-  // Returns the backend and the files of the updates, which this object owns. Its pointers are null if the object
-  // created nothing.
+  // Returns the backend and the files of the updates, which this object owns; both pointers are null if it created
+  // neither.
   UpdateDevice device() const { return {.backend = backend_.get(), .files = files_.get(), .gpu = gpu_}; }
   const WorkingFiles* files() const { return files_.get(); }  // null: none
 

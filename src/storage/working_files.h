@@ -68,7 +68,8 @@ class WorkingFiles {
   // which names file and piece, if any transfer so far has failed or has read a block with another checksum than was
   // written.
   Times wait(Ticket ticket);
-  // Returns true if `wait` would return at once, or throw (once no transfer is under way).
+  // Returns true if `wait` would not wait for the piece: it is over, or a transfer has failed. After a failure `wait`
+  // may still block until no transfer is under way; then it throws.
   bool is_over(Ticket ticket);
   void read(size_t piece, std::byte* to) { wait(begin_read(piece, to)); }
   void write(size_t piece, const std::byte* from) { wait(begin_write(piece, from)); }

@@ -364,7 +364,7 @@ void add_cases(Suite& suite) {
     }
   }
   add_block_cases(suite);
-  // Shapes at which the bias gradient is summed separately from the weight's, to overwrite it and to add to it.
+  // A shape at which the bias gradient is summed apart from the weight gradient: to overwrite, and to add.
   for (const bool accumulate : {false, true}) {
     suite.add<LinearBackwardWeight>(fmt::format("N=37 in=2 out=1031 bf16 bias{}", accumulate ? " accumulate" : ""),
                                     [=](Trial& trial) {

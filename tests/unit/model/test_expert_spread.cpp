@@ -72,8 +72,8 @@ std::vector<Assignment> received(const Group& group, int64_t to) {
 }  // namespace
 
 TEST_CASE("rows of all senders lie by expert, and every row comes once") {
-  // `pairs`: four ranks; each two neighbours have the same rows, and each of them sends a half. `plain`: two ranks with
-  // six experts.
+  // `pairs`: four ranks; ranks 0 and 1 have the same rows, and so have 2 and 3; each of them sends a half. `plain`: two
+  // ranks with six experts.
   const Group pairs({.ranks = 4, .experts = 4, .shares = 2, .bound = 100},
                     {{3, 0, 5, 2}, {3, 0, 5, 2}, {1, 4, 0, 7}, {1, 4, 0, 7}});
   const Group plain({.ranks = 2, .experts = 6, .bound = 100}, {{3, 0, 2, 4, 1, 0}, {0, 5, 1, 0, 0, 2}});
