@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <numeric>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -37,8 +38,20 @@ inline std::vector<std::string> run_ranks(int size, const RankBody& body) {
   });
 }
 
-// Returns a port that nobody listens at now.
-inline int free_port() { return gptrain::port_of(gptrain::listen_on(0)); }
+// Returns a port that nobody listens at now. It is below those that the system assigns to connections, so that no
+// connection of another test takes it before the caller listens there.
+inline int free_port() {
+  std::random_device random;
+  while (true) {
+    const int port = 17000 + static_cast<int>(random() % 15000);
+    try {
+      gptrain::listen_on(port);
+      return port;
+    } catch (const gptrain::Error&) {
+      continue;
+    }
+  }
+}
 
 // Each thread plays one process of a run with RANK and WORLD_SIZE set.
 inline std::vector<std::string> run_tcp_ranks(int size, const RankBody& body) {
