@@ -336,6 +336,7 @@ class Reader {
   void read_added(const json& list) {
     if (list.is_null()) return;
     if (!list.is_array()) refuse("added_tokens", "is no list");
+    std::unordered_map<int32_t, std::string> by_id;
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string path = "added_tokens[" + std::to_string(i) + "]";
       const json& token = list[i];
@@ -359,6 +360,8 @@ class Reader {
       if (known == ids_.end() && index < parts_.tokens.size() && !parts_.tokens[index].empty()) {
         refuse(path, "has the id " + std::to_string(added.id) + " of another token");
       }
+      if (by_id.emplace(added.id, added.content).first->second != added.content)
+        refuse(path, "has the id " + std::to_string(added.id) + " of another token");
       parts_.added.push_back(added);
     }
   }

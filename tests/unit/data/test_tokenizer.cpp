@@ -201,6 +201,8 @@ TEST_CASE("What a tokenizer.json asks for and is not done is refused by name") {
       {R"({"truncation": {"max_length": 5}})", "truncation is set"},
       {R"({"added_tokens": [{"id": 999, "content": "<x>", "single_word": true}]})", "added_tokens[0].single_word"},
       {R"({"added_tokens": [{"id": 3, "content": "<x>"}]})", "added_tokens[0] has the id 3 of another token"},
+      {R"({"added_tokens": [{"id": 900, "content": "<x>"}, {"id": 900, "content": "<y>"}]})",
+       "added_tokens[1] has the id 900 of another token"},
       {R"({"added_tokens": [{"id": -1, "content": "<x>"}]})", "added_tokens[0].id is -1"},
   };
   for (const auto& [patch, message] : faults) {
