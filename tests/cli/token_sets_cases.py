@@ -1,10 +1,11 @@
 """Sources that are sets of token files: the shards of a pack, a folder, a pattern, shards of llm.c; and `data join` of them."""
 import json
 import random
+import re
 import struct
 import unittest
 
-from cli_case import DATA, FINISHED, USAGE, CliCase, not_of_some_cases, overrides, tiny_config, write_tokens
+from cli_case import DATA, FINISHED, SOURCE_ROOT, USAGE, CliCase, not_of_some_cases, overrides, tiny_config, write_tokens
 
 
 class TokenSets(CliCase):
@@ -67,6 +68,24 @@ class TokenSets(CliCase):
         self.refuse(DATA, "s-00000.idx is missing, although s.pack.json counts", "train", "run.json", "--resume", *overrides("run.steps=3"))
         self.refuse(DATA, ["a.jsonl", "`gptrain data pack` makes token files of texts"], "train", "run.json",
                     *overrides('data.train=[{"path": "a.jsonl"}]', "run.out=new"))
+
+    def test_phases_as_the_page_writes_them(self):
+        """The page's example: all samples of the first steps are of the first source, later a quarter are of the second."""
+        page = (SOURCE_ROOT / "data/README.md").read_text(encoding="utf-8")
+        phases = json.loads("{" + re.search(r'`("phases": \[.*?\])`', page)[1] + "}")["phases"]
+        for name in ("one", "two"):
+            write_tokens(self.path(name), [5] * 40_000)
+        sources = [{"path": "one", "weight": 1}, {"path": "two", "weight": 1}]
+        shares = []
+        for until in [phase["until_step"] for phase in phases]:
+            config = tiny_config(data={"train": sources, "phases": phases}, batch={"global": 2, "micro": 1}, run={"steps": until})
+            table = self.succeed("data", "mix", self.write_config(config))
+            tokens = [int(re.search(rf"\n{name}\s.*%\s+([\d,]+) ", table)[1].replace(",", "")) for name in ("one", "two")]
+            shares.append(tokens[1] / sum(tokens))
+        weights = phases[1]["weights"]
+        later = (phases[1]["until_step"] - phases[0]["until_step"]) / phases[1]["until_step"]
+        self.assertEqual(shares[0], 0)
+        self.assertAlmostEqual(shares[1], later * weights[1] / sum(weights), delta=0.001)
 
     def test_a_file_of_two_sources(self):
         """tests/unit/data/test_repeated_inputs.cpp has the other ways to name a file twice."""

@@ -5,6 +5,7 @@ import json
 import lzma
 import os
 import random
+import re
 import signal
 import struct
 import subprocess
@@ -12,7 +13,7 @@ import time
 import unittest
 from pathlib import Path
 
-from cli_case import DATA, EXECUTABLE, USAGE, CliCase, is_sanitized, not_of_some_cases
+from cli_case import DATA, EXECUTABLE, SOURCE_ROOT, USAGE, CliCase, is_sanitized, not_of_some_cases
 
 WORDS = ["the", "quick", "brown", "fox's", "jumps", "over", "12345", "lazy", "dogs", "naïve", "日本語", "\n\n", "  x"]
 
@@ -79,6 +80,16 @@ class Tokenize(TokenizerCase):
         self.path("folder").mkdir()
         self.refuse(USAGE, "the folder holds neither tokenizer.json nor vocab.json", "data", "tokenize", "--tokenizer",
                     "folder", "x")
+
+    def test_the_default_pattern_is_that_of_the_page(self):
+        page = (SOURCE_ROOT / "src/data/README.md").read_text(encoding="utf-8")
+        default = re.search(r"\| `--pattern` \| .*`(\w+)` \(the default\)", page)[1]
+        self.write_jsonl("docs.jsonl", ["it'S 12345 IT'S"] * 9)
+        for name, more in (("default", []), (default, ["--pattern", default]), ("gpt4", ["--pattern", "gpt4"])):
+            self.succeed("data", "train-tokenizer", "docs.jsonl", "--vocab-size", "300", "--out", f"{name}.json", *more)
+        texts = [self.path(f"{name}.json").read_bytes() for name in ("default", default, "gpt4")]
+        self.assertEqual(texts[0], texts[1])
+        self.assertNotEqual(texts[0], texts[2])
 
     def test_a_folder_of_gpt2(self):
         model = json.loads(self.path("t.json").read_text(encoding="utf-8"))["model"]
@@ -166,16 +177,41 @@ class Folders(TokenizerCase):
             self.assertNotIn("json.exception", result.err)
             self.path("m/" + name).write_text("{}", encoding="utf-8")
 
+    def write_ranks(self, name, count):
+        """Writes a rank file of all tokens of one byte, then of two, then some of three; returns the tokens."""
+        bytes_ = [bytes([first]) for first in range(256)]
+        pairs = [first + second for first in bytes_ for second in bytes_]
+        ranks = (bytes_ + pairs + [first + pair for first in (b"\xe6", b"\xe5", b"\xe4") for pair in pairs])[:count]
+        lines = (b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(ranks))
+        self.path(name).write_bytes(b"".join(lines))
+        return ranks
+
+    @not_of_some_cases
+    def test_the_files_of_published_models(self):
+        """The table of src/data/README.md: every file that it names is taken, and rank files have the sizes that it says."""
+        page = (SOURCE_ROOT / "src/data/README.md").read_text(encoding="utf-8").split("### Tokens of a published model")[1].split("###")[0]
+        rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
+        named = {name for row in rows for name in re.findall(r"`([\w.]+\.(?:json|txt|model|tiktoken))`", row[1])}
+        vocabulary = json.loads(self.path("t.json").read_text(encoding="utf-8"))["model"]
+        ranks = {"r50k_base.tiktoken": (50256, "GPT-2"), "cl100k_base.tiktoken": (100256, "GPT-4,"), "qwen.tiktoken": (151643, "Qwen 2"),
+                 "o200k_base.tiktoken": (199998, "GPT-4,"), "tiktoken.model": (163584, "Kimi K2")}
+        self.assertEqual(named - {"tokenizer_config.json"}, {"tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model", *ranks})
+        self.path("m/tokenizer.json").rename(self.path("m/vocab.json"))
+        self.write("vocab.json", vocabulary["vocab"])
+        self.path("m/merges.txt").write_text("".join(" ".join(pair) + "\n" for pair in vocabulary["merges"]), encoding="utf-8")
+        self.assertEqual(self.ids("the lazy"), self.ids("the lazy", "t.json"))
+        for name, (count, family) in (ranks | {"tokenizer.model": (128000, "Llama 3")}).items():
+            with self.subTest(name=name):
+                self.write_ranks(name, count)
+                found = int(re.search(r"tokens? of (\d+)", self.succeed("data", "tokenize", "--tokenizer", name, "ab"))[1])
+                row = next(row for row in rows if row[0].startswith("| " + family))
+                self.assertIn(str(found if name != "qwen.tiktoken" else count), row[2])
+
     @not_of_some_cases
     def test_a_folder_of_kimi(self):
         """Ranks as many as Kimi K2's have its pattern, and the special tokens that the folder's config names."""
-        bytes_ = [bytes([first]) for first in range(256)]
-        ranks = bytes_ + [first + second for first in bytes_ for second in bytes_]
-        ranks += [b"\xe6" + second + third for second in bytes_ for third in bytes_][:163584 - len(ranks)]
-        ranks += [b"\xe5" + second + third for second in bytes_ for third in bytes_][:163584 - len(ranks)]
         self.path("m/tokenizer.json").unlink()
-        lines = (b"%s %d\n" % (base64.b64encode(token), rank) for rank, token in enumerate(ranks))
-        self.path("m/tiktoken.model").write_bytes(b"".join(lines))
+        ranks = self.write_ranks("m/tiktoken.model", 163584)
         added = {"163586": {"content": "<|im_end|>", "special": True}}
         self.write("tokenizer_config.json", {"added_tokens_decoder": added})
         # A run of Han characters is parted from the letters before and behind it.
