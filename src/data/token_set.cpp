@@ -57,12 +57,15 @@ std::vector<fs::path> names_in(const fs::path& folder) {
   return names;
 }
 
+// Returns the files whose name or PREFIX matches.
 std::vector<fs::path> names_that_match(const std::string& pattern) {
-  glob_t matches{};
-  const int result = ::glob(pattern.c_str(), 0, nullptr, &matches);
   std::vector<fs::path> names;
-  for (size_t i = 0; result == 0 && i < matches.gl_pathc; ++i) names.emplace_back(matches.gl_pathv[i]);
-  ::globfree(&matches);
+  for (const std::string& names_of : {pattern, pattern + ".idx"}) {
+    glob_t matches{};
+    const int result = ::glob(names_of.c_str(), 0, nullptr, &matches);
+    for (size_t i = 0; result == 0 && i < matches.gl_pathc; ++i) names.emplace_back(matches.gl_pathv[i]);
+    ::globfree(&matches);
+  }
   return names;
 }
 
@@ -140,8 +143,8 @@ bool is_pattern(const std::string& path) { return path.find_first_of("*?[") != s
 
 std::vector<fs::path> files_of_pattern(const std::string& pattern) {
   return with_all_shards(token_files_among(names_that_match(pattern)), [&](const fs::path& shard) {
-    for (const char* suffix : {".idx", ".bin"})
-      if (::fnmatch(pattern.c_str(), token_file_path(shard, suffix).c_str(), FNM_PATHNAME) == 0) return true;
+    for (const fs::path& name : {shard, token_file_path(shard, ".idx"), token_file_path(shard, ".bin")})
+      if (::fnmatch(pattern.c_str(), name.c_str(), FNM_PATHNAME) == 0) return true;
     return false;
   });
 }

@@ -35,7 +35,7 @@ class TokenSets(CliCase):
             shards = self.write_set(folder, draw, flat)
             total = sum(map(len, shards))
             names = [folder, f"{folder}/*"] + ([f"{folder}/shard_train_*.bin"] if flat else
-                                               [f"{folder}/set", f"{folder}/set-*", f"{folder}/set-*.bin"])
+                                               [f"{folder}/set", f"{folder}/set-*", f"{folder}/set-0000[0-9]", f"{folder}/set-*.bin"])
             weights = []
             for name in names:
                 with self.subTest(name=name):
