@@ -40,23 +40,20 @@ configure() {
   fi
 }
 
-# build_and_test BUILD all|needed "SUITE..." TIMEOUT_MULTIPLIER OPTION...: builds all targets, or only those of the
-# tests
-build_and_test() {
-  local build=$1 what=$2 suites=$3 multiplier=$4 suite targets=() options=()
-  shift 4
-  say "building in $build/"
-  if ! configure "$build" "$@"; then
-    failed_builds=$((failed_builds + 1))
-    return
-  fi
-  for suite in $suites; do options+=(--suite "$suite"); done
+# build BUILD all|needed "SUITE..." OPTION...: builds all targets, or only those of the tests.
+build() {
+  local build=$1 what=$2 suites=$3 targets=()
+  shift 3
+  configure "$build" "$@" || return 1
   # shellcheck disable=SC2086  # several suites
   if [[ $what == needed ]]; then mapfile -t targets < <(python3 tools/test_targets.py "$build" $suites); fi
-  if ! run_logged "$build-build.log" ninja -C "$build" -k 0 -j "$(nproc)" "${targets[@]}"; then
-    failed_builds=$((failed_builds + 1))
-    return
-  fi
+  run_logged "$build-build.log" ninja -C "$build" -k 0 -j "$(nproc)" "${targets[@]}"
+}
+
+# run_tests BUILD "SUITE..." TIMEOUT_MULTIPLIER
+run_tests() {
+  local build=$1 suites=$2 multiplier=$3 suite options=()
+  for suite in $suites; do options+=(--suite "$suite"); done
   say "testing in $build/ (suites: $suites)"
   rm -f "$build/meson-logs/testlog.json"
   # Runs two more tests than there are cores, as many wait for processes, clocks and disks. A failing test is counted
@@ -64,6 +61,18 @@ build_and_test() {
   meson test -C "$build" --no-rebuild --print-errorlogs --timeout-multiplier "$multiplier" \
     --num-processes $(($(nproc) + 2)) "${options[@]}" </dev/null || true
   test_logs+=("$build/meson-logs/testlog.json")
+}
+
+build_sanitized() {
+  # Compiles in half the time of -O2 -g, still with line numbers in stack traces. Null checks are off: reading a null
+  # pointer ends the program anyway, and they would take a quarter of the compile time.
+  # The first build has compiled the rest. Checks of every access through a pointer take another quarter of the compile
+  # time, and AddressSanitizer sees most of the same faults: only the suite full has them.
+  local unchecked=null
+  [[ $suite == full ]] || unchecked+=,alignment,object-size,pointer-overflow,vptr,nonnull-attribute
+  build build-asan needed "$sanitized_suites" -Doptimization=1 -Ddebug=false -Dtests=true -Dcuda=disabled \
+    -Db_sanitize=address,undefined -Db_lundef=false \
+    "-Dcpp_args=-g1 -fno-sanitize=$unchecked -fno-sanitize-recover=all"
 }
 
 case "$suite" in
@@ -85,21 +94,25 @@ else
   bash tools/setup.sh --tests
 fi
 
-build_and_test build all "$suites" 1 "-Dsm_archs=$archs" -Dbuildtype=release -Dtests=true -Dwerror=true -Dcuda=auto
+say "building in build/"
+built=yes
+build build all "$suites" "-Dsm_archs=$archs" -Dbuildtype=release -Dtests=true -Dwerror=true -Dcuda=auto || built=
+if [[ $sanitize == yes ]]; then
+  # Takes only time of the processors that tests of the first build leave, as many of them wait.
+  say "building in build-asan/, with the lowest priority"
+  (
+    renice -n 19 -p "$BASHPID" >/dev/null
+    build_sanitized
+  ) </dev/null >/dev/null &
+  sanitized_build=$!
+fi
+if [[ $built ]]; then run_tests build "$suites" 1; else failed_builds=$((failed_builds + 1)); fi
 
 if [[ $sanitize == yes ]]; then
   export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1}
   export UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1}
   export LSAN_OPTIONS=${LSAN_OPTIONS:-suppressions=$PWD/tests/lsan.supp:print_suppressions=0}
-  # Compiles in half the time of -O2 -g, still with line numbers in stack traces. Null checks are off: reading a null
-  # pointer ends the program anyway, and they would take a quarter of the compile time.
-  # The first build has compiled the rest. Checks of every access through a pointer take another quarter of the compile
-  # time, and AddressSanitizer sees most of the same faults: only the suite full has them.
-  unchecked=null
-  [[ $suite == full ]] || unchecked+=,alignment,object-size,pointer-overflow,vptr,nonnull-attribute
-  build_and_test build-asan needed "$sanitized_suites" 10 -Doptimization=1 -Ddebug=false -Dtests=true -Dcuda=disabled \
-    -Db_sanitize=address,undefined -Db_lundef=false \
-    "-Dcpp_args=-g1 -fno-sanitize=$unchecked -fno-sanitize-recover=all"
+  if wait "$sanitized_build"; then run_tests build-asan "$sanitized_suites" 10; else failed_builds=$((failed_builds + 1)); fi
 fi
 
 python3 tools/count_tests.py --failed-builds "$failed_builds" "${test_logs[@]}"
