@@ -245,7 +245,7 @@ std::vector<LayoutCase> full_product() {
   std::vector<size_t> choice(axes.size(), 0);
   // No number of values of an axis divides it, so that the share has all of them. Rules of configs take minutes for the
   // whole product under a sanitizer.
-  const size_t share = some_cases() ? 17 : 1;
+  const size_t share = some_cases() ? 101 : 1;
   for (size_t number = 0;; ++number) {
     LayoutCase layout(choice);
     if (number % share == 0 && layout.possible()) cases.push_back(std::move(layout));
