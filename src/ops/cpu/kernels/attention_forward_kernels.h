@@ -141,8 +141,13 @@ inline void carry_rows(const RunningRows& rows, const ScoreTile& tile, const Car
 template <bool streams, typename T>
 void finish_rows(const RunningRows& rows, const ScoreTile& tile, T* o) {
   const PlacedTokens tokens(tile.tiles, tile.tiles.picked_queries, tile.first_query(), tile.queries);
-  alignas(64) float sums[tile_size];
+  alignas(64) float sums[tile_size], logs[tile_size];
   sums_of_lanes(sums, rows.row_sum);
+  for (int64_t row = 0; streams && row < tile_size; row += lanes) store(logs + row, log(load(sums + row)));
+  const auto log_of_sum = [&](int64_t row) {
+    const bool in_range = sums[row] >= 0x1p-126F && sums[row] <= 0x1p+126F;
+    return streams && in_range ? logs[row] : __builtin_logf(sums[row]);
+  };
   for (int64_t row = 0; row < tile.queries; ++row) {
     const int64_t token = tokens.at[row];
     if (token >= tile.head.tokens) continue;
@@ -154,7 +159,7 @@ void finish_rows(const RunningRows& rows, const ScoreTile& tile, T* o) {
     } else {
       store_rows(o + token * tile.head.o_stride, 0, rows.o + row * rows.width, 0, 1, tile.head.head_size, scale);
     }
-    tile.head.lse[token] = saw_key ? rows.row_max[row] + __builtin_logf(sum) : minus_infinity;
+    tile.head.lse[token] = saw_key ? rows.row_max[row] + log_of_sum(row) : minus_infinity;
   }
 }
 

@@ -275,6 +275,22 @@ void store_rows(T* to, int64_t to_stride, const float* from, int64_t from_stride
   }
 }
 
+// ln(x) within 2e-7 of max(1, |ln(x)|). REQUIRES: x is finite, and no denormal or negative number.
+inline Vec log(Vec x) {
+  constexpr int32_t half_root = 0x3f3504f3;  // sqrt(1/2)
+  const auto bits = reinterpret_cast<IntVec>(x);
+  const IntVec exponent = (bits - half_root) >> 23;
+  const Vec f = reinterpret_cast<Vec>(bits - (exponent << 23)) - 1.0F;
+  // ln((1 + s) / (1 - s)) with s = f / (2 + f), |s| < 0.1716: the first terms of its series.
+  const Vec s = f / (f + 2.0F), square = s * s;
+  Vec p = broadcast(2.0F / 9);
+  p = p * square + 2.0F / 7;
+  p = p * square + 2.0F / 5;
+  p = p * square + 2.0F / 3;
+  const Vec whole = __builtin_convertvector(exponent, Vec);
+  return whole * 0.693359375F + (whole * -2.12194440e-4F + (s * square * p + 2.0F * s));
+}
+
 // 2^x within 2e-7 relative for x <= 127; 0 below -126; NaN stays NaN.
 inline Vec exp2(Vec x) {
   constexpr float round_to_integer = 12582912.0F;  // 1.5 * 2^23: adding it leaves no bits for a fraction
