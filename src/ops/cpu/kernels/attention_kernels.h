@@ -201,8 +201,14 @@ struct TileMask {
   bool find_picked_rows(const ScoreTile& tile) {
     const int own = tile.tiles.kind == AttentionKind::columns ? 1 : 0;
     const int first = static_cast<int>(tile.first_query()) - tile.key.first();
-    PickedPlace at(tile.tiles, static_cast<int>(tile.first_query()));
     int in_class = static_cast<int>(tile.first_query()) % tile.tiles.class_places;
+    const int last = static_cast<int>(tile.queries) - 1;
+    if (in_class + last < tile.tiles.class_places &&
+        tile.tiles.picked_token(static_cast<int>(tile.first_query()) + last) < tile.tiles.tokens) {
+      for (int row = 0; row <= last; ++row) front[row] = {first - in_class, first + row + own};
+      return true;
+    }
+    PickedPlace at(tile.tiles, static_cast<int>(tile.first_query()));
     for (int row = 0; row < tile.queries; ++row, at.advance()) {
       const bool empty = at.token() >= tile.tiles.tokens;
       const int place = first + row;
@@ -278,7 +284,10 @@ inline float factor_after_cap(const AttentionHead& head) { return head.softcap =
 inline void hide_row(float* scores, const PlaceRange& keys, const PlaceRange& front, const PlaceRange* back) {
   BitsVec lane;
   for (int i = 0; i < lanes; ++i) lane[i] = static_cast<uint32_t>(i);
-  for (int col = keys.first; col < keys.end; col += lanes) {
+  // Vectors of keys that the row sees come first in most rows.
+  const bool starts_seen = back == nullptr && front.first <= keys.first && front.end > keys.first;
+  const int first = starts_seen ? front.end / lanes * lanes : keys.first;
+  for (int col = first; col < keys.end; col += lanes) {
     const auto seen_of = [&](const PlaceRange& range) {
       return lane + static_cast<uint32_t>(col - range.first) < BitsVec{} + static_cast<uint32_t>(range.size());
     };
