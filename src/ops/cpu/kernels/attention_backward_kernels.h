@@ -89,43 +89,38 @@ class RowProducts {
   explicit RowProducts(int64_t head_size) : head_size_(head_size) {}
   // Sets *to at the latest in flush.
   void add(float* to, const T* o, const T* d_o) {
-    rows_[count_++] = {to, o, d_o};
+    tails_[count_] = sum_by_lane(partial_ + count_ * 16, o, d_o);
+    to_[count_++] = to;
     if (count_ == lanes) flush();
   }
   void flush() {
-    for (int i = 0; i < count_; ++i) tails_[i] = sum_by_lane(partial_ + i * 16, rows_[i]);
     alignas(64) Unit by_lane[16 * lanes];
     transpose(by_lane, lanes, reinterpret_cast<const Unit*>(partial_), 16, lanes, 16);
     Vec sums = load(tails_);
     for (int64_t i = 0; i < 16; ++i) sums += load(by_lane + i * lanes);
     store(tails_, sums);
-    for (int i = 0; i < count_; ++i) *rows_[i].to = tails_[i];
+    for (int i = 0; i < count_; ++i) *to_[i] = tails_[i];
     count_ = 0;
   }
 
  private:
-  struct Row {
-    float* to;
-    const T *o, *d_o;
-  };
-
   // Sets 16 partial sums. RETURNS the sum of the rest.
-  float sum_by_lane(float* partial, const Row& row) const {
+  float sum_by_lane(float* partial, const T* o, const T* d_o) const {
     Vec sums[16 / lanes] = {};
     int64_t col = 0;
     for (; col + 16 <= head_size_; col += 16) {
       for (int i = 0; i < 16 / lanes; ++i)
-        sums[i] += load_lanes(row.o + col + i * lanes) * load_lanes(row.d_o + col + i * lanes);
+        sums[i] += load_lanes(o + col + i * lanes) * load_lanes(d_o + col + i * lanes);
     }
     for (int i = 0; i < 16 / lanes; ++i) store(partial + i * lanes, sums[i]);
     float rest = 0;
-    for (; col < head_size_; ++col) rest += as_float(row.o[col]) * as_float(row.d_o[col]);
+    for (; col < head_size_; ++col) rest += as_float(o[col]) * as_float(d_o[col]);
     return rest;
   }
 
   int64_t head_size_;
   int count_ = 0;
-  Row rows_[lanes];
+  float* to_[lanes];
   alignas(64) float partial_[16 * lanes] = {};
   alignas(64) float tails_[lanes] = {};
 };
