@@ -117,6 +117,37 @@ inline PlaceRange united(const PlaceRange& a, const PlaceRange& b) {
 constexpr int least_strip = 16;
 constexpr int most_strips = tile_size / least_strip;
 
+// Memory that is read soon. Each call begins to read some lines of it, into the second-level cache: a core waits for
+// few lines at a time, so calls are spread over a softmax.
+class LinesAhead {
+ public:
+  void add(const void* from, int64_t bytes) {
+    if (bytes > 0)
+      ranges_[count_++] = {static_cast<const std::byte*>(from), static_cast<const std::byte*>(from) + bytes};
+  }
+  [[gnu::always_inline]] void operator()() {
+    if (count_ == 0) return;
+    constexpr int64_t step = 512;
+    Range& range = ranges_[count_ - 1];
+    for (int64_t at = 0; at < step; at += 64) __builtin_prefetch(range.at + at, 0, 2);
+    range.at += step;
+    if (range.at >= range.end) --count_;
+  }
+
+ private:
+  struct Range {
+    const std::byte *at, *end;
+  };
+
+  Range ranges_[4];
+  int count_ = 0;
+};
+
+// Does nothing instead.
+struct NothingAhead {
+  void operator()() const {}
+};
+
 // Rows of a tile of scores, and keys with all that are computed. `width`: the number of keys as a constant, or 0.
 template <int width>
 struct ScoreRows {
