@@ -32,14 +32,15 @@ void softmax_backward(float* scores, float* d_scores, const GradientTile& tile, 
 
 // Writes the same in pairs, two rows at a time: p and ds as pairs of rows, [tile_size / 2][tile_size], and ds as pairs
 // along the columns, [tile_size][tile_size / 2]. After an odd number of rows comes one with zero scores; its infinite
-// log-sum-exp turns them into zero probabilities.
-template <bool drops, int width>
+// log-sum-exp turns them into zero probabilities. Calls ahead() for each two rows.
+template <bool drops, int width, typename F>
 void softmax_backward_pairs(const float* scores, const float* d_scores, const GradientTile& tile,
-                            const ScoreRows<width> rows, const AttentionBackwardBuffers& buffers) {
+                            const ScoreRows<width> rows, const AttentionBackwardBuffers& buffers, F& ahead) {
   alignas(64) float factors[2][tile_size];
   const ScoreFactors score_factors(tile.head);
   const int64_t first_key = rows.keys.first;
   for (int64_t row = rows.first; row < rows.end(); row += 2) {
+    ahead();
     float lse[2] = {tile.lse[row], -minus_infinity}, delta[2] = {tile.delta[row], 0};
     if (row + 1 < tile.queries) {
       lse[1] = tile.lse[row + 1];
@@ -89,43 +90,38 @@ class RowProducts {
   explicit RowProducts(int64_t head_size) : head_size_(head_size) {}
   // Sets *to at the latest in flush.
   void add(float* to, const T* o, const T* d_o) {
-    rows_[count_++] = {to, o, d_o};
+    tails_[count_] = sum_by_lane(partial_ + count_ * 16, o, d_o);
+    to_[count_++] = to;
     if (count_ == lanes) flush();
   }
   void flush() {
-    for (int i = 0; i < count_; ++i) tails_[i] = sum_by_lane(partial_ + i * 16, rows_[i]);
     alignas(64) Unit by_lane[16 * lanes];
     transpose(by_lane, lanes, reinterpret_cast<const Unit*>(partial_), 16, lanes, 16);
     Vec sums = load(tails_);
     for (int64_t i = 0; i < 16; ++i) sums += load(by_lane + i * lanes);
     store(tails_, sums);
-    for (int i = 0; i < count_; ++i) *rows_[i].to = tails_[i];
+    for (int i = 0; i < count_; ++i) *to_[i] = tails_[i];
     count_ = 0;
   }
 
  private:
-  struct Row {
-    float* to;
-    const T *o, *d_o;
-  };
-
   // Sets 16 partial sums. RETURNS the sum of the rest.
-  float sum_by_lane(float* partial, const Row& row) const {
+  float sum_by_lane(float* partial, const T* o, const T* d_o) const {
     Vec sums[16 / lanes] = {};
     int64_t col = 0;
     for (; col + 16 <= head_size_; col += 16) {
       for (int i = 0; i < 16 / lanes; ++i)
-        sums[i] += load_lanes(row.o + col + i * lanes) * load_lanes(row.d_o + col + i * lanes);
+        sums[i] += load_lanes(o + col + i * lanes) * load_lanes(d_o + col + i * lanes);
     }
     for (int i = 0; i < 16 / lanes; ++i) store(partial + i * lanes, sums[i]);
     float rest = 0;
-    for (; col < head_size_; ++col) rest += as_float(row.o[col]) * as_float(row.d_o[col]);
+    for (; col < head_size_; ++col) rest += as_float(o[col]) * as_float(d_o[col]);
     return rest;
   }
 
   int64_t head_size_;
   int count_ = 0;
-  Row rows_[lanes];
+  float* to_[lanes];
   alignas(64) float partial_[16 * lanes] = {};
   alignas(64) float tails_[lanes] = {};
 };
@@ -210,9 +206,10 @@ void store_transposed(T* to, int64_t to_stride, const float* from, float* buffer
 }
 
 // Adds the products of one tile of scores to dk and dv. RETURNS ds for dq.
-template <bool pairs>
+template <bool pairs, typename F>
 LeftOperand add_key_gradients_by_query(const GradientTile& at, const GradientKeys& of, const Packing<pairs>& packing,
-                                       const Unit* q, const Unit* d_o, const AttentionBackwardBuffers& buffers) {
+                                       const Unit* q, const Unit* d_o, const AttentionBackwardBuffers& buffers,
+                                       [[maybe_unused]] F& ahead) {
   const int64_t rows = round_up(at.queries, product_rows), key_rows = round_up(of.keys, product_rows);
   float* const scores = buffers.scores;
   float* const d_scores = buffers.d_scores;
@@ -226,8 +223,8 @@ LeftOperand add_key_gradients_by_query(const GradientTile& at, const GradientKey
   LeftOperand ds{buffers.ds_rows, tile_size / 2, 1};
   if constexpr (pairs) {
     mask.each_width<2 * lanes>(at.queries, [&](auto seen) {
-      at.head.drop_threshold != 0 ? softmax_backward_pairs<true>(scores, d_scores, at, seen, buffers)
-                                  : softmax_backward_pairs<false>(scores, d_scores, at, seen, buffers);
+      at.head.drop_threshold != 0 ? softmax_backward_pairs<true>(scores, d_scores, at, seen, buffers, ahead)
+                                  : softmax_backward_pairs<false>(scores, d_scores, at, seen, buffers, ahead);
     });
     const int64_t filled = round_up(at.queries, 2) * tile_size / 2;  // units
     Unit* const all[] = {buffers.p_pairs, buffers.ds_pairs, buffers.ds_rows};
@@ -265,9 +262,9 @@ LeftOperand add_key_gradients_by_query(const GradientTile& at, const GradientKey
 }
 
 // Adds the products of one tile of scores to dq, dk and dv. `adds_to_dq` false: overwrites dq.
-template <bool pairs>
+template <bool pairs, typename F>
 void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int query_tile, const GradientKeys& of,
-                   bool adds_to_dq, const AttentionBackwardBuffers& buffers) {
+                   bool adds_to_dq, const AttentionBackwardBuffers& buffers, F& ahead) {
   const Packing<pairs> packing(head.head_size);
   const int64_t place = int64_t{query_tile - buffers.query_tiles.first} * tile_size;  // place in delta and lse
   const int64_t queries = smaller(tile_size, tiles.num_queries() - int64_t{query_tile} * tile_size);
@@ -282,10 +279,10 @@ void add_gradients(const AttentionHead& head, const KeyTiles<true>& tiles, int q
     if (tiles.picked_queries) {
       add_key_gradients_by_key(at, of, packing, buffers.q + kept, buffers.d_o + kept, buffers);
     } else {
-      ds = add_key_gradients_by_query(at, of, packing, buffers.q + kept, buffers.d_o + kept, buffers);
+      ds = add_key_gradients_by_query(at, of, packing, buffers.q + kept, buffers.d_o + kept, buffers, ahead);
     }
   } else {
-    ds = add_key_gradients_by_query(at, of, packing, buffers.q + kept, buffers.d_o + kept, buffers);
+    ds = add_key_gradients_by_query(at, of, packing, buffers.q + kept, buffers.d_o + kept, buffers, ahead);
   }
   product_over_seen<pairs>({buffers.dq + kept, packing.width}, ds, {of.packed.k_rows, packing.width},
                            {rows, packing.cols, packing.token_units(of.keys)}, adds_to_dq, mask, mask.keys);
@@ -381,10 +378,10 @@ inline bool adds_to_zero(const AttentionHead& head, const AttentionBackwardBuffe
   return buffers.dq_sums != nullptr || head.is_part;
 }
 
-// Computes the gradients of a tile of keys, and adds its share to dq.
-template <typename T, bool pairs>
+// Computes the gradients of a tile of keys, and adds its share to dq. `ahead`: see LinesAhead.
+template <typename T, bool pairs, typename F>
 void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const KeyTile& key, const GroupSpan& group,
-                   const AttentionBackwardBuffers& buffers) {
+                   const AttentionBackwardBuffers& buffers, F ahead) {
   const Packing<pairs> packing(head.head_size);
   const int64_t offset = buffers.grouped ? (key.tile - buffers.query_tiles.first) * packing.tile : 0;
   GradientKeys of{.key = key,
@@ -400,7 +397,7 @@ void backward_keys(const AttentionHead& head, const KeyTiles<true>& tiles, const
     if (of.packed.k_rows == nullptr) of.packed = pack_keys<T, pairs>(head, packing, key, of.keys, buffers);
     // In the last pass every query sees a key; the first of these begins its dq.
     const bool begins_dq = !adds_to_zero(head, buffers) && runs[0].tile == key.tile && runs[0].picked == key.picked;
-    add_gradients<pairs>(head, tiles, tile, of, !begins_dq, buffers);
+    add_gradients<pairs>(head, tiles, tile, of, !begins_dq, buffers, ahead);
     of.adds = true;
   }
   if (head.is_part && !of.adds) {
@@ -437,11 +434,11 @@ void backward_pass(const AttentionHead& head, const KeyTiles<true>& tiles, const
   const Packing<pairs> packing(head.head_size);
   if (adds_to_zero(head, buffers)) std::memset(buffers.dq, 0, buffers.query_tiles.size() * packing.tile * 4);
   for (int key = 0; tiles.natural_keys && key < tiles.num_key_tiles(false); ++key)
-    backward_keys<T, pairs>(head, tiles, {key, false}, group, buffers);
+    backward_keys<T, pairs>(head, tiles, {key, false}, group, buffers, NothingAhead());
   if (!tiles.picked_keys) return;
   const PlaceRange picked = tiles.picked_queries ? buffers.query_tiles : PlaceRange{0, tiles.num_key_tiles(true)};
   for (int key = picked.first; key < picked.end; ++key)
-    backward_keys<T, pairs>(head, tiles, {key, true}, group, buffers);
+    backward_keys<T, pairs>(head, tiles, {key, true}, group, buffers, NothingAhead());
 }
 
 }  // namespace

@@ -56,16 +56,18 @@ void raise_maxima(float* shrink, const float* scores, const RunningRows& running
 
 // Turns scores into unnormalised probabilities exp(score - row_max) after dropout, in place or, for pairs, in
 // `probabilities`. Updates the running maximum of each row and rescales its sum and, unless it begins, its output to
-// it.
-template <bool pairs, bool drops, int width>
+// it. Calls ahead() every few rows.
+template <bool pairs, bool drops, int width, typename F>
 void online_softmax(float* scores, Unit* probabilities, const RunningRows running, bool begins, const ScoreTile& tile,
-                    const ScoreRows<width> rows) {
+                    const ScoreRows<width> rows, F& ahead) {
   const float scale = factor_after_cap(tile.head);
+  constexpr int64_t rows_per_call = 4;
   alignas(64) float shrink[tile_size];
   raise_maxima(shrink, scores, running, tile, rows);
   const int64_t first_key = rows.keys.first;
   for (int64_t i = 0; i < rows.count; ++i) {
     const int64_t row = rows.first + i;
+    if (i % rows_per_call == 0) ahead();
     float* const values = scores + row * tile_size + first_key;
     Unit* const pairs_of_row = probabilities + row * (tile_size / 2) + rows.keys.first / 2;
     const Vec max = broadcast(softmax_base(running.row_max[row]));
@@ -141,8 +143,13 @@ inline void carry_rows(const RunningRows& rows, const ScoreTile& tile, const Car
 template <bool streams, typename T>
 void finish_rows(const RunningRows& rows, const ScoreTile& tile, T* o) {
   const PlacedTokens tokens(tile.tiles, tile.tiles.picked_queries, tile.first_query(), tile.queries);
-  alignas(64) float sums[tile_size];
+  alignas(64) float sums[tile_size], logs[tile_size];
   sums_of_lanes(sums, rows.row_sum);
+  for (int64_t row = 0; streams && row < tile_size; row += lanes) store(logs + row, log(load(sums + row)));
+  const auto log_of_sum = [&](int64_t row) {
+    const bool in_range = sums[row] >= 0x1p-126F && sums[row] <= 0x1p+126F;
+    return streams && in_range ? logs[row] : __builtin_logf(sums[row]);
+  };
   for (int64_t row = 0; row < tile.queries; ++row) {
     const int64_t token = tokens.at[row];
     if (token >= tile.head.tokens) continue;
@@ -154,7 +161,7 @@ void finish_rows(const RunningRows& rows, const ScoreTile& tile, T* o) {
     } else {
       store_rows(o + token * tile.head.o_stride, 0, rows.o + row * rows.width, 0, 1, tile.head.head_size, scale);
     }
-    tile.head.lse[token] = saw_key ? rows.row_max[row] + __builtin_logf(sum) : minus_infinity;
+    tile.head.lse[token] = saw_key ? rows.row_max[row] + log_of_sum(row) : minus_infinity;
   }
 }
 
@@ -211,11 +218,11 @@ const Unit* pack_keys(const AttentionHead& head, const Packing<pairs>& packing, 
   return buffers.v;
 }
 
-// Computes query tiles [first_tile, first_tile + count), whose running state is set. REQUIRES: count <=
-// max_query_tiles.
-template <typename T, bool pairs>
+// Computes query tiles [first_tile, first_tile + count), whose running state is set. `ahead`: see LinesAhead.
+// REQUIRES: count <= max_query_tiles.
+template <typename T, bool pairs, typename F>
 void forward_group(const AttentionHead& head, int64_t first_tile, int64_t count, const PackedGroup& packed,
-                   const AttentionForwardBuffers& buffers) {
+                   const AttentionForwardBuffers& buffers, F ahead) {
   const Packing<pairs> packing(head.head_size);
   const KeyTiles<true>& tiles = head.tiles;
   const QueryGroup group(tiles, first_tile, count);
@@ -239,8 +246,8 @@ void forward_group(const AttentionHead& head, int64_t first_tile, int64_t count,
       const RunningRows running = running_rows(buffers, tile, packing);
       mask.each_width<2 * lanes>(at.queries, [&](auto seen) {
         head.drop_threshold != 0
-            ? online_softmax<pairs, true>(scores, buffers.probabilities, running, !begun[tile], at, seen)
-            : online_softmax<pairs, false>(scores, buffers.probabilities, running, !begun[tile], at, seen);
+            ? online_softmax<pairs, true>(scores, buffers.probabilities, running, !begun[tile], at, seen, ahead)
+            : online_softmax<pairs, false>(scores, buffers.probabilities, running, !begun[tile], at, seen, ahead);
       });
       const Unit* const probabilities = pairs ? buffers.probabilities : reinterpret_cast<const Unit*>(scores);
       product_over_seen<pairs>({running.o, packing.width}, {probabilities, pairs ? tile_size / 2 : tile_size, 1},
@@ -268,7 +275,15 @@ void forward_tiles(const AttentionHead& head, int64_t first_tile, int64_t count,
     begin_rows(running_rows(buffers, tile, packing), buffers.carried, continues, at.first_query(), at.queries,
                head.sink);
   }
-  forward_group<T, pairs>(head, first_tile, count, {buffers.q, nullptr, nullptr, 0, continues}, buffers);
+  const PackedGroup packed{buffers.q, nullptr, nullptr, 0, continues};
+  if (continues) {
+    LinesAhead ahead;
+    const int64_t next = (first_tile + count) * tile_size, tokens = smaller(count * tile_size, head.tokens - next);
+    ahead.add(buffers.carried.o + next * packing.width, tokens * packing.width * 4);
+    forward_group<T, pairs>(head, first_tile, count, packed, buffers, ahead);
+  } else {
+    forward_group<T, pairs>(head, first_tile, count, packed, buffers, NothingAhead());
+  }
   for (int64_t tile = 0; tile < count; ++tile) {
     const ScoreTile at = query_tile(head, first_tile + tile, {});
     const auto finish = [&](auto* o) { finish_rows<false>(running_rows(buffers, tile, packing), at, o); };

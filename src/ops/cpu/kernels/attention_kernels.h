@@ -117,6 +117,37 @@ inline PlaceRange united(const PlaceRange& a, const PlaceRange& b) {
 constexpr int least_strip = 16;
 constexpr int most_strips = tile_size / least_strip;
 
+// Memory that is read soon. Each call begins to read some lines of it, into the second-level cache: a core waits for
+// few lines at a time, so calls are spread over a softmax.
+class LinesAhead {
+ public:
+  void add(const void* from, int64_t bytes) {
+    if (bytes > 0)
+      ranges_[count_++] = {static_cast<const std::byte*>(from), static_cast<const std::byte*>(from) + bytes};
+  }
+  [[gnu::always_inline]] void operator()() {
+    if (count_ == 0) return;
+    constexpr int64_t step = 512;
+    Range& range = ranges_[count_ - 1];
+    for (int64_t at = 0; at < step; at += 64) __builtin_prefetch(range.at + at, 0, 2);
+    range.at += step;
+    if (range.at >= range.end) --count_;
+  }
+
+ private:
+  struct Range {
+    const std::byte *at, *end;
+  };
+
+  Range ranges_[4];
+  int count_ = 0;
+};
+
+// Does nothing instead.
+struct NothingAhead {
+  void operator()() const {}
+};
+
 // Rows of a tile of scores, and keys with all that are computed. `width`: the number of keys as a constant, or 0.
 template <int width>
 struct ScoreRows {
@@ -201,8 +232,14 @@ struct TileMask {
   bool find_picked_rows(const ScoreTile& tile) {
     const int own = tile.tiles.kind == AttentionKind::columns ? 1 : 0;
     const int first = static_cast<int>(tile.first_query()) - tile.key.first();
-    PickedPlace at(tile.tiles, static_cast<int>(tile.first_query()));
     int in_class = static_cast<int>(tile.first_query()) % tile.tiles.class_places;
+    const int last = static_cast<int>(tile.queries) - 1;
+    if (in_class + last < tile.tiles.class_places &&
+        tile.tiles.picked_token(static_cast<int>(tile.first_query()) + last) < tile.tiles.tokens) {
+      for (int row = 0; row <= last; ++row) front[row] = {first - in_class, first + row + own};
+      return true;
+    }
+    PickedPlace at(tile.tiles, static_cast<int>(tile.first_query()));
     for (int row = 0; row < tile.queries; ++row, at.advance()) {
       const bool empty = at.token() >= tile.tiles.tokens;
       const int place = first + row;
@@ -278,7 +315,10 @@ inline float factor_after_cap(const AttentionHead& head) { return head.softcap =
 inline void hide_row(float* scores, const PlaceRange& keys, const PlaceRange& front, const PlaceRange* back) {
   BitsVec lane;
   for (int i = 0; i < lanes; ++i) lane[i] = static_cast<uint32_t>(i);
-  for (int col = keys.first; col < keys.end; col += lanes) {
+  // Vectors of keys that the row sees come first in most rows.
+  const bool starts_seen = back == nullptr && front.first <= keys.first && front.end > keys.first;
+  const int first = starts_seen ? front.end / lanes * lanes : keys.first;
+  for (int col = first; col < keys.end; col += lanes) {
     const auto seen_of = [&](const PlaceRange& range) {
       return lane + static_cast<uint32_t>(col - range.first) < BitsVec{} + static_cast<uint32_t>(range.size());
     };

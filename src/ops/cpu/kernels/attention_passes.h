@@ -114,7 +114,8 @@ void picked_forward_of(const PickedHeads& heads, const PlaceRange& block, const 
         begin_rows(running_rows(buffers, tile, packing), buffers.carried, false, 0, 0, head.sink);
       const int64_t keys = heads.kv_place(i) * block_units;
       forward_group<T, pairs>(head, first, count,
-                              {q, buffers.picked_k + keys, buffers.picked_v + keys, block.first, false}, buffers);
+                              {q, buffers.picked_k + keys, buffers.picked_v + keys, block.first, false}, buffers,
+                              NothingAhead());
       for (int64_t tile = 0; tile < count; ++tile) {
         const ScoreTile at = query_tile(head, first + tile, {});
         const RunningRows rows = running_rows(buffers, tile, packing);
@@ -255,6 +256,21 @@ inline int most_kept_tiles(const AttentionHead& head, const KeyTiles<true>& tile
   return most < all ? most : all;
 }
 
+// RETURNS the sums of an earlier pass that the next tiles of keys and of queries add.
+template <bool pairs>
+LinesAhead sums_ahead(const AttentionHead& head, const Packing<pairs>& packing, int key_tile, int query_tile,
+                      const AttentionBackwardBuffers& buffers) {
+  LinesAhead ahead;
+  const auto add = [&](const float* sums, int tile) {
+    const int64_t first = int64_t{tile} * tile_size;
+    ahead.add(sums + first * packing.width, smaller(tile_size, head.tokens - first) * packing.width * 4);
+  };
+  add(buffers.dq_sums, query_tile);
+  add(buffers.dv_sums, key_tile);
+  add(buffers.dk_sums, key_tile);
+  return ahead;
+}
+
 // Computes the pass in the natural order. Queries are prepared before their first tile of keys. If few tiles of them
 // see the same keys, their results are stored behind the last, so that buffers of a few tiles stay in the caches.
 template <typename T, bool pairs>
@@ -281,7 +297,12 @@ void natural_backward(const AttentionHead& head, const KeyTiles<true>& tiles, co
       if (adds_to_zero(head, buffers))
         std::memset(buffers.dq + kept_offset(kept.end, packing, buffers), 0, packing.tile * 4);
     }
-    backward_keys<T, pairs>(head, tiles, {key, false}, span, buffers);
+    if (buffers.dq_sums != nullptr) {
+      const LinesAhead ahead = sums_ahead(head, packing, key + 1, kept.first, buffers);
+      backward_keys<T, pairs>(head, tiles, {key, false}, span, buffers, ahead);
+    } else {
+      backward_keys<T, pairs>(head, tiles, {key, false}, span, buffers, NothingAhead());
+    }
   }
   for (; kept.first < num_tiles; ++kept.first) finish_queries<T>(head, kept.first, packing, buffers);
 }

@@ -147,11 +147,37 @@ void pack_rows(Unit* out, int64_t width, const T* from, int64_t from_stride, int
   if (rows < tile_size) std::memset(out + rows * width, 0, (tile_size - rows) * width * 4);
 }
 
+#ifdef __AVX512BW__
+// to[col] = the pair of two rows' values. REQUIRES: cols is a multiple of 32.
+inline void pair_rows(Unit* to, const bf16* even, const bf16* odd, int64_t cols) {
+  using Halves [[gnu::vector_size(64)]] = uint16_t;
+  Halves low, high;
+  for (int i = 0; i < 32; ++i) {
+    low[i] = static_cast<uint16_t>(i / 2 + i % 2 * 32);
+    high[i] = static_cast<uint16_t>(low[i] + 16);
+  }
+  const auto half = [](const bf16* at) { return reinterpret_cast<Halves>(load(at)); };
+  for (int64_t col = 0; col < cols; col += 32) {
+    const Halves first = half(even + col), second = half(odd + col);
+    store(to + col, reinterpret_cast<Vec>(__builtin_shuffle(first, second, low)));
+    store(to + col + 16, reinterpret_cast<Vec>(__builtin_shuffle(first, second, high)));
+  }
+}
+#endif
+
 // Packs a matrix of bfloat16 as pairs of neighbouring rows, [tile_size / 2][stride], with zeros past the last row and
 // column.
 inline void pack_row_pairs(Unit* out, int64_t stride, const bf16* from, int64_t from_stride, int64_t rows,
                            int64_t cols) {
-  for (int64_t row = 0; row < tile_size; row += 2) {
+  int64_t row = 0;
+#ifdef __AVX512BW__
+  for (; cols % 32 == 0 && row + 1 < rows; row += 2) {
+    Unit* const to = out + row / 2 * stride;
+    pair_rows(to, from + row * from_stride, from + (row + 1) * from_stride, cols);
+    for (int64_t col = cols; col < stride; ++col) to[col] = 0;
+  }
+#endif
+  for (; row < tile_size; row += 2) {
     Unit* const to = out + row / 2 * stride;
     const bf16* const even = from + row * from_stride;
     if (row + 1 < rows) {
@@ -247,6 +273,22 @@ void store_rows(T* to, int64_t to_stride, const float* from, int64_t from_stride
       store_lanes(to + row * to_stride + col, load(from + row * from_stride + col) * scale);
     for (; col < cols; ++col) assign(to[row * to_stride + col], from[row * from_stride + col] * scale);
   }
+}
+
+// ln(x) within 2e-7 of max(1, |ln(x)|). REQUIRES: x is finite, and no denormal or negative number.
+inline Vec log(Vec x) {
+  constexpr int32_t half_root = 0x3f3504f3;  // sqrt(1/2)
+  const auto bits = reinterpret_cast<IntVec>(x);
+  const IntVec exponent = (bits - half_root) >> 23;
+  const Vec f = reinterpret_cast<Vec>(bits - (exponent << 23)) - 1.0F;
+  // ln((1 + s) / (1 - s)) with s = f / (2 + f), |s| < 0.1716: the first terms of its series.
+  const Vec s = f / (f + 2.0F), square = s * s;
+  Vec p = broadcast(2.0F / 9);
+  p = p * square + 2.0F / 7;
+  p = p * square + 2.0F / 5;
+  p = p * square + 2.0F / 3;
+  const Vec whole = __builtin_convertvector(exponent, Vec);
+  return whole * 0.693359375F + (whole * -2.12194440e-4F + (s * square * p + 2.0F * s));
 }
 
 // 2^x within 2e-7 relative for x <= 127; 0 below -126; NaN stays NaN.
