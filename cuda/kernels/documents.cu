@@ -22,8 +22,8 @@ struct TableOperands {
   int64_t tokens;
   int64_t sequences, capacity;  // sequences per piece, and documents that fit
   int32_t* overflow;            // [batch]
-  // Addresses for the first piece (see DocumentTable). The next piece is piece_bytes further, the next operand's
-  // offsets array_bytes.
+  // Addresses for the first piece (see DocumentTable). The next piece begins piece_bytes later, the next operand's
+  // offsets array_bytes later.
   int32_t *first_rows, *lengths;
   int64_t* offsets;
   int64_t piece_bytes, array_bytes;

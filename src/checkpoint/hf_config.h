@@ -21,8 +21,8 @@ struct HfModel {
   std::vector<HfTensor> tensors;
   // Keys that the class lacks and that act in training only: "model.z_loss = 0.0001".
   std::vector<std::string> left_out;
-  // Warning about data.mask_documents, which no class has: the function is the same within one document. Empty without
-  // it.
+  // Warning that the exported model attends to earlier documents, though it was trained with data.mask_documents; empty
+  // if it was not.
   std::string warning;
 };
 

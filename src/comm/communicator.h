@@ -1,4 +1,4 @@
-// Collectives over one group of ranks, on device memory of the rank's backend.
+// Collectives over one group of ranks, on host memory, or for groups between devices on device memory.
 #pragma once
 
 #include <cstddef>

@@ -39,7 +39,8 @@ Secret find_secret();  // reads this process's environment
 // Returns 32 random bytes as 64 hexadecimal digits.
 std::string draw_secret();
 
-// Outcome of a call to a listener.
+// Outcome of a call to a listener; unreachable: no connection; closed: the listener closed it; stranger: no proof, or
+// no answer in time.
 enum class CallEnd : uint8_t { proven, unreachable, closed, stranger };
 
 // Proves to a listener, on a new connection, that this process knows `secret`, and checks the listener's proof.

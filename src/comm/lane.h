@@ -9,9 +9,9 @@
 //     even if every item waits for its peers.
 //   - Items of different lanes are unordered. An item that needs another lane's result is issued after a wait for it.
 //   - A rank's program, all lanes together, must finish even if every item were waited for where it is issued, except
-//     receives between stages, which are issued early and have lanes of their own. Schedules are checked for this. So
-//     items issued before a failure of a rank run to their end, its peers need nothing issued later, and one thread may
-//     queue the work of all lanes on a device (NCCL). A stage that fails gives up its lanes first.
+//     receives between stages, which are issued early and have lanes of their own. Schedules are checked for this. So,
+//     when a rank fails, the items that it has issued run to their end, its peers wait for no others of it, and one
+//     thread may queue the work of all lanes on a device (NCCL). A stage that fails gives up its lanes first.
 //   - Nothing is buffered: a send may wait for its receive. Opposing transfers use two lanes or one group of transfers.
 //   - When an item fails, the rank gives up all its lanes, as their peers may be waiting for the failed one.
 // Over MPI the lanes' threads call MPI concurrently (MPI_THREAD_MULTIPLE), each with its own requests, and no call
@@ -59,14 +59,14 @@ class LaneFailure {
 // Runs communication in order of issue. An issued item may start at once: its input must be ready, and neither buffer
 // may be touched until `wait` of its ticket returns. A null group has one rank: nothing is moved, `out` is not written,
 // and the ticket is `done`. One thread issues and waits. Issuing does not allocate; a full lane makes the caller wait
-// for the oldest item. An exception of an item on any of the rank's lanes is thrown by every later `wait`.
+// for the oldest item. With a thread, every later `wait` throws the exception of an item on any of the rank's lanes.
 class Lane {
  public:
   using Ticket = int64_t;
   static constexpr Ticket done = 0;
 
   struct Options {
-    // False: items run when they are issued (in plans, and lanes without groups).
+    // False: items run, or enter the queue, when they are issued (in plans, with NCCL, in lanes without groups).
     bool threaded = false;
     // The device queue in which the groups work; null: host memory. Must outlive the lane. The input is then ready once
     // all ops called before the issue are done, and ops called after `wait` see the output. With a queue and no thread,

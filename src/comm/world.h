@@ -38,8 +38,8 @@ class World {
 
   // Creates the group of `ranks` (of the world, each once; list order is rank order in the group) and returns this
   // rank's handle, or null if it is not a member. Collective over the world: every rank, member or not, creates the
-  // same groups in the same order, once at the start. Handles may outlive the world. THROWS Error(device) if the list
-  // is not a group or differs from another rank's. Groups of the same ranks are independent: none waits for another.
+  // same groups in the same order, once at the start. Handles may outlive the world. THROWS Error(device) if `ranks` is
+  // empty, has a rank twice or a wrong one, or differs from another rank's. Groups of the same ranks are independent.
   virtual std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks, const GroupUse& use = {}) = 0;
 
  protected:

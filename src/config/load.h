@@ -34,8 +34,8 @@ RunConfig parse_config(std::string_view text, std::span<const std::string> overr
 // invalid value.
 RunConfig with_values(RunConfig config, std::span<const std::string> settings);
 
-// Checks the values of a config that was changed in memory by the rules between keys, as load_config checks a file that
-// gives every key of show_config. Returns nullopt if a rule is broken, otherwise the config, with the keys without
+// Applies the rules between keys to a config that was changed in memory, as load_config does to a file that gives every
+// key of show_config. Returns nullopt if a rule is broken, otherwise the config, with the keys without
 // effect at their defaults, and with parallel.elastic the batch derived for at most `world_size` ranks.
 std::optional<RunConfig> with_derived_values(RunConfig config, int64_t world_size);
 

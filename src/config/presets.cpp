@@ -39,7 +39,7 @@ ModelConfig llama(const char* name, const LlamaShape& shape) {
   return model;
 }
 
-// LLaMA 3: a larger vocabulary and another base of angles.
+// LLaMA 3: a larger vocabulary and another RoPE base.
 ModelConfig llama3(const char* name, const LlamaShape& shape) {
   ModelConfig model = llama(name, shape);
   model.vocab_size = 128'256;

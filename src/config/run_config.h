@@ -347,7 +347,7 @@ struct MemoryConfig {
   StatePlace offload_gradients = StatePlace::none;
   double offload_optimizer_share = 1;  // share of the layers, from the last one on
   UpdateTime offload_update = UpdateTime::now;
-  int64_t update_threads = 0;  // threads of updates whose state is on disk; 0: as the ops
+  int64_t update_threads = 0;  // threads of updates whose state is away; 0: as the ops
   std::string disk_path = {};  // folders, one on each drive, with ':' between them
 
   // Return true if state lies on drives, or outside of the device's memory; if it is chosen by fit, it may.

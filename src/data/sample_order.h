@@ -19,7 +19,7 @@ constexpr int64_t samples_per_epoch(int64_t tokens, int64_t sequence_length) {
 
 // Returns how many of the slots_per_cycle slots of a cycle each source gets: its weight's share, rounded by largest
 // remainder; ties go to the earlier source. A source with a weight above 0 gets at least one slot, if need be from the
-// source with the most. REQUIRES: weights finite, not negative, one above 0, at most slots_per_cycle of them.
+// source with the most. REQUIRES: weights finite, not negative, at least one above 0, at most slots_per_cycle of them.
 std::vector<int64_t> round_to_slots(std::span<const double> weights);
 
 struct SampleLocation {
@@ -35,7 +35,7 @@ struct MixturePhase {
 };
 
 // The order that dataset.h describes. Position n mod 65536 of every cycle belongs to one source, by one keyed
-// permutation of the slots: source i owns the positions whose slot is in [slot_starts[i], slot_starts[i + 1]). The
+// permutation of the slots: each source owns as many slots in a row as round_to_slots gives it, in their order. The
 // sample's ordinal in its source, cycle * slots + the owned positions before it in the cycle, rises without gaps with
 // n, so that one epoch of a source ends before the next begins; each epoch has its own permutation. Each phase has its
 // own cycles, counted from its first sample, with slots permuted by the phase's number as tweak; ordinals continue.
@@ -66,7 +66,7 @@ class SampleOrder {
   std::vector<MixturePhase> mixture() const;
 
  private:
-  // Both fit 16 bits: a cycle has 65,536 positions, and every source owns at least one.
+  // Both fit 16 bits: a cycle has 65,536 positions, and there are at most as many sources.
   struct Position {
     uint16_t source;
     uint16_t rank;  // earlier positions of the same source in the cycle

@@ -24,7 +24,7 @@ class ProfileReader {
 
   // Returns a string, which has no source; empty if there is a fault.
   std::string word(const std::string& path);
-  // Returns a number above 0; 0 if there is a fault. figure_from_0 allows 0.
+  // Returns a number from 1e-12 to 1e18; 0 if there is a fault. figure_from_0 allows 0.
   double figure(const std::string& path) { return read(path, false); }
   double figure_from_0(const std::string& path) { return read(path, true); }
   // Returns a number in (0, 1]; share_from_0 allows 0. A number above 1 is a fault.

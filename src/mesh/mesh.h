@@ -64,7 +64,7 @@ class Mesh {
   int64_t first_rank_of_stage(int64_t stage, int64_t tensor_rank = 0) const;
 
   // Returns the ranks, in rising order, whose coordinates differ from `rank`'s along `axes` only, `rank` included.
-  // Example: a dense gradient is summed over {context, expert, data}.
+  // Example: a dense gradient is summed over {context, data}.
   std::vector<int64_t> group(int64_t rank, std::initializer_list<MeshAxis> axes) const;
   // Returns every such group once, ordered by first rank: the order in which all ranks create their communicators.
   std::vector<std::vector<int64_t>> groups(std::initializer_list<MeshAxis> axes) const;

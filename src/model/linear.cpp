@@ -11,7 +11,8 @@
 namespace gptrain::inline model {
 namespace {
 
-// RETURNS the rows of a matrix, if it is given, that belong to a piece of another whose first row has that number.
+// RETURNS the rows of `matrix` that belong to `piece`, which begins at row `first` of another matrix; not given if
+// `matrix` is not.
 Matrix rows_of(const Matrix& matrix, int64_t first, const Matrix& piece) {
   return matrix.given() ? matrix.row_range(first, piece.rows) : Matrix{};
 }

@@ -42,8 +42,8 @@ class PackedLinear {
   virtual void run() = 0;
 };
 
-// Key of a sequence of ops: numbers and addresses that identify the ops and their operands. Keys are equal if they have
-// as many, and all are equal.
+// Key of a sequence of ops: numbers and addresses that identify the ops and their operands. Two keys are equal if they
+// have equally many words and all words are equal.
 class RecordingKey {
  public:
   static constexpr size_t capacity = 32;
@@ -82,8 +82,8 @@ class Backend {
 
   virtual const Target& target() const = 0;
 
-  // RETURNS device memory that begins at a multiple of 256 bytes, contents undefined. THROWS Error(device) if there is
-  // not enough.
+  // RETURNS device memory that begins at a multiple of 256 bytes, contents undefined. THROWS Error(device), or
+  // Error(machine) on a CPU, if there is not enough.
   virtual std::unique_ptr<DeviceMemory> allocate(int64_t bytes) = 0;
   // Sets the memory that ops may use while they run, until the next call. The caller owns it.
   virtual void set_scratch(std::byte* data, int64_t bytes) = 0;

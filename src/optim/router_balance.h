@@ -11,7 +11,7 @@
 
 namespace gptrain::inline optim {
 
-// The change of these vectors at a step's end, by the loads of the step on all ranks (routing_statistic). Optimizers
+// Changes the routers' vectors at a step's end by the loads of the step on all ranks (routing_statistic). Optimizers
 // leave them as they are, since their gradient and moments are 0 and they have no weight decay.
 class RouterBalance {
  public:

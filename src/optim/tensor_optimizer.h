@@ -14,7 +14,8 @@
 namespace gptrain::inline optim {
 
 // The table of sums by tensor, and the pass that computes this rank's share. Exactly one rank adds each element, the
-// one that adds it to the norm of the gradients (StepAgreement::agree), so that the same layouts give equal bits. With
+// one that adds it to the norm of the gradients (StepAgreement::agree): layouts with equal bits of that norm have equal
+// bits of the sums. With
 // SummedParts::tensors the table has a row for each tensor, zero for those without weight decay, which are not summed;
 // with SummedParts::parts a row for each part of every tensor.
 class TensorSums {
@@ -27,7 +28,7 @@ class TensorSums {
   const Matrix& sums() const { return sums_; }  // [rows, 2] f64, in device memory
 
   // Calls run(operands, first_tensor, sums), the operands of TensorNorms, first without elements for all rows, which
-  // zeroes the table, then for each range of this rank's elements. Reads state that is on disk itself. Not collective.
+  // zeroes the table, then for each range of this rank's elements. Itself reads state that is away. Not collective.
   void measure(const std::function<void(const ElementUpdate&, int64_t, const Matrix&)>& run) const;
 
  private:

@@ -109,7 +109,7 @@ struct GradientMessages {
   bool is_sparse() const;
   // Returns the number of phases of a coded unit's sums. `cuts_state`: each rank needs its piece only.
   int phases(bool cuts_state) const { return is_low_rank() ? 2 : is_sparse() || cuts_state ? 1 : 2; }
-  // Returns the bytes of such a buffer.
+  // Returns the bytes of a buffer of errors and factors.
   int64_t residual_bytes() const { return num_residuals * dtype_bytes(DType::f32); }
   // Returns the bytes of a copy of `boxes` in which each starts at a multiple of memory_alignment.
   int64_t snapshot_bytes(bool with_factors) const;

@@ -17,8 +17,8 @@ namespace gptrain::inline parallel {
 // Returns the bytes that move to the host before a unit's update, or back after it (ParameterStore::staged_units).
 int64_t passed_bytes(const ParameterStore& parameters, int64_t unit, bool to_host);
 
-// One queue of the device for each direction. The rank's thread calls mark_sums, follow and upload; the thread of the
-// update lane calls the others.
+// One queue of the device for each direction. The rank's thread calls mark_sums, follow and upload, and while the lane
+// is idle finish and clear. The lane's thread calls the others.
 class UpdateCopies {
  public:
   // Borrows all. `of_ops`, `of_updates`: the rank's parameters as ops and as updates see them.
@@ -30,14 +30,14 @@ class UpdateCopies {
 
   // Says that the ops called so far make the values that the unit's update reads.
   void mark_sums(int64_t unit);
-  // Begins to copy these values to the host. Units are brought in the order of their updates, one at most before the
-  // unit ahead of it is returned.
+  // Begins to copy the unit's gradients, and weights that its update reads, to the host. Units come in the order of
+  // their updates, at most one before the previous unit's weights are given back.
   void bring(int64_t unit);
-  // Waits until they are there. Weights that the update only writes are then zero.
+  // Waits for the copies of `bring`. Weights that the update only writes are then zero.
   void await_brought(int64_t unit);
   // Begins to copy the weights that the update has written to the device.
   void give_back(int64_t unit);
-  // Waits until they are there.
+  // Waits for the copies of `give_back`.
   void await_given(int64_t unit) { to_device_->finish_work(mark_of(unit)); }
   // Makes ops called from now on run after give_back of the unit.
   void follow(int64_t unit);

@@ -29,17 +29,17 @@ struct Saving {
 };
 // Returns the best interval between checkpoints if a failure occurs every `mtbf_seconds`. A failure costs
 // `restart_seconds` and the work since the last complete checkpoint began: half an interval on average, and the time
-// that was written beside steps. A save waits for the previous one. REQUIRES: mtbf_seconds > 0; save.cost or
-// save.durable > 0.
+// during which the checkpoint was written beside the steps. A save waits for the previous one. REQUIRES: mtbf_seconds >
+// 0; save.cost or save.durable > 0.
 Saving best_saving(const SaveTimes& save, double mtbf_seconds, double restart_seconds);
 
 // Returns "a100-80g in dgx-a100 nodes", or the name alone of a measured machine.
 std::string machine_name(const Machine& machine);
 
-// Returns a sentence on the predicted times of a machine: whether they are gptrain's, and were ever measured; empty if
-// they were.
+// Returns a sentence that says that the predicted times of a machine are not gptrain's, or were never measured; else
+// an empty one.
 std::string step_origin(const Machine& machine);
-// Returns the machine as published software runs it that is nearest to a layout with that parallel.zero; nothing if the
+// Returns the machine run by the published software nearest to a layout with that parallel.zero; nothing if the
 // machine's own times are measured, or already are those of other software.
 std::optional<Machine> published_machine(const Machine& machine, int64_t zero);
 

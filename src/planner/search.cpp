@@ -35,7 +35,7 @@ constexpr int most_over_budget = 60;         // planned layouts refused because 
 constexpr int most_fitting = 4;              // layouts estimated for each class
 constexpr int most_tries = 24;               // layouts whose memory is planned for each class, to find those that fit
 constexpr int most_peaks_planned = 8;        // ranks planned for each class, to find its smallest peak
-constexpr double most_host_weight = 0.1;     // see Search::weighed
+constexpr double most_host_weight = 0.1;     // see score_with_host_memory
 
 int64_t num_passes(const RunLayout& layout) {
   return 3 * layout.pipeline * layout.virtual_stages * layout.accumulation;

@@ -13,8 +13,8 @@ namespace gptrain::inline report {
 // vocabulary, half of the attention matrix, no recomputation:
 //   6 T [ l (h (q + 2 kv) + q h) + l n h f + h V ] + 6 l q B s^2,  T = B s, n = 3 for a gated FFN and 2 otherwise.
 // A layer with experts has f times top_k, plus that of shared experts, and h times the number of experts for its
-// router. In a layer whose attention pattern is not dense, twice its pairs of queries and keys replace s^2. Masks
-// between documents are ignored.
+// router (one more with a shared gate). In a layer whose attention pattern is not dense, twice its pairs of queries and
+// keys replace s^2. Masks between documents are ignored.
 Flops model_flops_formula(const ModelConfig& model, int64_t sequences);
 
 // Returns the field's reference formula (Narayanan et al. 2021, arXiv 2104.04473, eq. 3): full recomputation, MHA, f =
@@ -27,8 +27,8 @@ Flops reference_flops_formula(const ModelConfig& model, int64_t sequences);
 // that are generated again instead of stored: 32 s b h.
 int64_t published_block_activation_bytes(const ModelConfig& model, int64_t micro_batch);
 
-// Returns the number of parameters that a token passes through: `all` of the model without those of the experts to
-// which the token is not sent.
+// Returns the number of parameters that a token passes through: `all`, the model's, less those of experts to which the
+// token is not sent.
 int64_t active_parameters(const ModelConfig& model, int64_t all);
 
 // Returns all decimal digits.

@@ -8,9 +8,9 @@
 
 namespace gptrain::inline report {
 
-// A page's parts come in the order in which they are added. `css`: rules beside those of all pages; they can use the
-// colors --page, --card, --text, --muted, --border and --color-0 to --color-7. Parts named `html` are inserted as they
-// are; all others are plain text.
+// A page's parts come in the order in which they are added. `css`: rules beside those of all pages, borrowed; they can
+// use the colors --page, --card, --text, --muted, --border and --color-0 to --color-7. Parts named `html` are inserted
+// as they are; all others are plain text.
 class HtmlPage {
  public:
   explicit HtmlPage(std::string title, std::string_view css = {}) : title_(std::move(title)), css_(css) {}

@@ -33,7 +33,7 @@ class ParameterTraffic {
   // last action that writes them for this micro-batch has been added.
   void gradients_done(int32_t unit, int32_t micro_batch);
 
-  // Plays all phases of the sums under way, and waits for them.
+  // Adds the phases that are left of the sums under way, and the actions that await them.
   void await_all_gradients();
 
  private:

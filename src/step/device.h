@@ -22,7 +22,7 @@ void require_target(const StepConfig& config, const Target& target, ExitCode cod
 int threads_of_rank(int64_t asked, int64_t ranks_of_process, int64_t local_ranks);
 
 // Returns the target that run.device means on this machine, for a plan of a run with all `world_size` ranks on it,
-// `ranks_of_process` in each process. Takes no device. THROWS Error(device) like open_device.
+// `ranks_of_process` in each process. Takes no device. THROWS Error(machine) like open_device.
 Target planned_device(const RunConfig& config, int64_t world_size, int64_t ranks_of_process);
 
 // Returns whether a run of this process computes on the CPU, so that data passes between ranks through the host.
@@ -42,8 +42,9 @@ void require_same_models(bool mixed_machines, Communicator* all, const World& wo
 
 // Makes the backend for run.device. `auto` is CUDA if there is a device, else the CPU. The ranks of a node take its
 // CUDA devices in turn, in rank order. On the CPU a rank gets `num_threads`. Collective over `all`, the group of the
-// world; null if there is one rank. THROWS Error(device) on all ranks if there is no CUDA device though one is asked
-// for, if a device cannot be used or lacks features that the config needs, or if the ranks' device models differ.
+// world; null if there is one rank. THROWS on all ranks Error(machine) if there is no CUDA device though one is asked
+// for, or if it lacks features that the config needs; Error(device) if a device cannot be used, or as
+// require_same_models.
 RankDevice open_device(const RunConfig& config, Communicator* all, const World& world, int num_threads);
 
 }  // namespace gptrain::step

@@ -44,8 +44,8 @@ class Inference {
   static int64_t bytes(const RunConfig& config, const Target& target, RankGroups& groups, int64_t size);
 
   // Takes memory for passes over `size` tokens, at most the model's sequence length. Later passes over fewer tokens
-  // keep this memory; a pass over more tokens takes more. next_logits does it too. THROWS Error(device) if there is not
-  // enough memory.
+  // keep this memory; a pass over more tokens takes more. next_logits does it too. THROWS Error(machine) if there is
+  // not enough memory.
   void reserve(int64_t size);
   // Returns the logits of the true vocabulary after `sequence`, on the first tensor rank of the last stage; empty on
   // other ranks. Only the last tokens count, as many as the model's sequence length. `begin`: index in `sequence` at

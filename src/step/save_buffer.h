@@ -1,4 +1,4 @@
-// The memory of a save, where the plan counts it.
+// The memory of the buffer through which a save writes.
 #pragma once
 
 #include <cstdint>

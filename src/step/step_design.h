@@ -71,7 +71,7 @@ struct StepDesign {
   }
   // Whether the weights are the same on all ranks after `step` steps of the run, so that they can be saved.
   bool are_equal_after(int64_t step) const { return config.has_equal_weights_after(step, config.run.steps); }
-  // Whether the errors of compressed gradients are dropped after `steps` steps: later ones have another unit.
+  // Whether the errors of compressed gradients are dropped after `steps` steps: later ones are of another quantity.
   bool forgets_errors_after(int64_t steps) const {
     return config.optimizer.type == OptimizerKind::zero_one_adam && steps == config.optimizer.freeze_step;
   }
@@ -83,7 +83,7 @@ struct StepDesign {
 
 // Makes the design for the rank of `groups`. `choices`: the choices for the rank's stage. `like`: the training program
 // of another rank of this stage, or null; the design shares it if this rank's program would be equal.
-// THROWS Error(usage) if gradients on disk cannot be combined with the pipeline schedule.
+// THROWS Error(usage) if gradients that are away cannot be combined with the pipeline schedule.
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
                        const std::shared_ptr<const Program>& like = nullptr);
 

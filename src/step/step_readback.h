@@ -24,7 +24,7 @@ class StepReadback {
     double seconds = 0;        // time since the step began, or since the step before ended if that was not read by then
   };
 
-  // `copies`: the device's queue; null if the device's memory is the host's, where ops have run when their calls
+  // `copy_queue`: the device's queue; null if the device's memory is the host's, where ops have run when their calls
   // return. Borrows both. `num_sums`: number of sums of the step's statistics.
   StepReadback(Backend& backend, SideQueue* copy_queue, int64_t num_sums);
 

@@ -34,7 +34,7 @@ class FirstSamples : public MicroBatchSource {
 
  private:
   MicroBatchSource& source_;
-  int64_t left_;  // samples that count from the next micro-batch of this rank on
+  int64_t left_;  // number of counted samples left, from this rank's next micro-batch on
   int64_t batch_, stride_;
   int64_t sequence_rows_;  // rows of a sequence on this rank
 };

@@ -57,7 +57,8 @@ class Checkpointing {
   // time to ask rank 0 whether checkpoint.every_seconds does. Not collective.
   bool is_due(int64_t step) const;
   // Call first after each step; `progress` includes the step. If an asynchronous checkpoint is due, waits for the
-  // previous one and copies the state. A step that leaves the state `doubtful` puts the checkpoint off to a later step.
+  // previous one and copies the state. A step that leaves the state `doubtful`, or unlike weights on the ranks, puts
+  // the checkpoint off to a later step.
   // After the `last` step of this call of gptrain nothing is copied, as save_at_end saves the state.
   void step_is_over(const RunProgress& progress, bool doubtful, bool last);
   // Saves the checkpoint if one is due, or starts to write it beside the steps. A save that fails is a fault of the

@@ -33,11 +33,13 @@ class LossWatch {
   // if the data do not last to run.steps. Collective over the world.
   void begin(const RunProgress& progress);
 
-  // Call after each step; `progress` includes the step and receives its loss.
+  // Call after each step; `progress` includes the step and its loss. Adds the loss to progress.losses if run.rollback
+  // is on. After a lost validation sets progress.loss to NaN.
   void look(RunProgress& progress, const StepResult& result);
   // Returns true if the state after the last step may be damaged. A checkpoint of it must not replace a good one.
   bool is_doubtful() const { return doubtful_; }
-  // THROWS Error(diverged) if too many steps were skipped.
+  // THROWS Error(diverged) if more than run.max_skipped_steps steps in a row were skipped; writes the page and waits
+  // for the save first.
   void end_if_diverged(const RunProgress& progress);
   // THROWS Error(diverged) if the run's last step was skipped, or if the last validation is lost. Call at the end.
   void end_if_lost(const RunProgress& progress) const;
@@ -48,8 +50,9 @@ class LossWatch {
   // Returns true if the run must go back once no step is running.
   bool has_spiked() const { return spiked_; }
   // Loads the last checkpoint from before the spike and returns the run's progress there. If there is none, prints a
-  // warning and returns `progress`. Collective over the world, while no step is running. THROWS Error(diverged) if the
-  // run has gone back run.rollback.limit times, and errors of loading and saving.
+  // warning and returns `progress` with the spike accepted: its losses join the window. Collective over the world,
+  // while no step is running. THROWS Error(diverged) if the run has gone back run.rollback.limit times, and errors of
+  // loading and saving.
   RunProgress go_back(const RunProgress& progress);
 
  private:

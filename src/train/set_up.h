@@ -62,7 +62,7 @@ void check_length(int64_t batch, int64_t run_steps, const Dataset& data, const R
 // Takes the drives' space for optimizer state that is on disk. THROWS Error(checkpoint) if a rank's folder has none.
 std::unique_ptr<UpdateResources> make_update_resources(const StepDesign& design, const RunContext& context);
 
-// THROWS Error(device) if there is no memory on some rank.
+// THROWS as TrainingStep's constructor, on all ranks if one has no memory.
 std::unique_ptr<TrainingStep> make_step(std::shared_ptr<const StepDesign> design, const RunContext& context,
                                         const UpdateResources& updates);
 

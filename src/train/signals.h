@@ -14,7 +14,7 @@ namespace gptrain::inline train {
 // computes: oneDNN's AVX-512 sgemm kernels keep a data pointer in the stack pointer, and a signal's frame would
 // overwrite the data that it points to. REQUIRES: at most one object per process at a time. The destructor restores the
 // earlier signal mask, not the handlers: a signal between the end of a run and the end of the process does not change
-// the result, and a second one still ends the process. The constructor THROWS Error(device) if the thread cannot be
+// the result, and a second one still ends the process. The constructor THROWS Error(machine) if the thread cannot be
 // started.
 class StopSignals {
  public:

@@ -70,7 +70,8 @@ void refuse_overwritten(const std::vector<TextInput>& inputs, const std::filesys
 // with a dot, in the order of their paths; links to files are followed, other entries named on standard error) or, if
 // no such file exists, a pattern with * ? [...] (its matches, in order). A file that has several names below a folder
 // or among a pattern's matches is taken once; the others are named on standard error. Throws Error(usage) for a file to
-// which two words lead, Error(data), with the name, for any other word and for a file that cannot be read.
+// which two words lead, Error(data), with the name, for a word that leads to no file and for a file that cannot be
+// read.
 std::vector<TextInput> expand_inputs(const std::vector<std::string>& words);
 
 }  // namespace gptrain::data

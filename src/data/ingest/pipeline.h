@@ -22,7 +22,7 @@ namespace gptrain::inline data {
 // the input, whatever the number of threads. At most a few blocks per thread are in memory at once.
 class IngestPipeline {
  public:
-  // Throws Error(device) if a thread cannot be started. REQUIRES: `reader` outlives this and is not used otherwise.
+  // Throws Error(machine) if a thread cannot be started. REQUIRES: `reader` outlives this and is not used otherwise.
   IngestPipeline(BlockReader& reader, std::shared_ptr<const Tokenizer> tokenizer, const EncodeOptions& options,
                  int num_threads);
   ~IngestPipeline();

@@ -59,6 +59,7 @@ class PieceCache {
     return 0;
   }
 
+  // REQUIRES: `ids` is not empty, and the key is not in the table.
   void put(const Key& key, std::span<const int32_t> ids) {
     size_t slot = slot_of(key);
     if (entries_[slot].count != 0) {

@@ -18,8 +18,9 @@ inline int num_classes(const KeyTiles<true>& tiles, const PlaceRange& block) {
   return places / tiles.class_places;
 }
 
-// Calls f(place, token) for the places of a block, counted from its first: the first place of every class, then the
-// second ones and so on, whose tokens are neighbours. A token past the last: the place is empty.
+// Calls f(place, token) for the places of a block, counted from its first: for the first place of every class, then the
+// second of every class, and so on, so that tokens of calls in a row are neighbours. `token` is past the last one if
+// the place is empty.
 template <typename F>
 void each_picked(const KeyTiles<true>& tiles, const PlaceRange& block, const F& f) {
   const int first_class = block.first * attention_tile / tiles.class_places, classes = num_classes(tiles, block);
