@@ -31,8 +31,7 @@ class Embedding final : public Layer {
 // x -> mid = x + attention(norm1(x)) -> output = mid + ffn(norm2(mid)).
 class Block final : public Layer {
  public:
-  // `layer`: number in the model. `gives_amax`: the layer before reads the amax of the gradient that
-  // this block computes for its input.
+  // `layer`: number in the model. `gives_amax`: the layer before reads the amax of the gradient of this block's input.
   Block(const LayerContext& context, int64_t layer, const UnitTensors& tensors, bool gives_amax);
 
   void forward(const LayerCall& call) override;
