@@ -227,6 +227,7 @@ void Checkpointing::step_is_over(const RunProgress& progress, bool doubtful, boo
       print_out("the checkpoint of step {} waited {} for that of step {}, which was still being written\n",
                 progress.step, format_duration(seconds_since(began)), before);
   }
+  step_.catch_up();
   copied_ = std::make_unique<Writing>(begin_writing(progress, step_.copy_state(), nullptr, began));
   reporter_.note_checkpoint_cost(seconds_since(began));
 }

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,18 @@ class Device(unittest.TestCase):
         self.assertEqual(len(expected), 7)
         for found, loss in zip(self.losses("cuda"), expected, strict=True):
             self.assertAlmostEqual(found, loss, delta=1e-5 * loss)
+
+    def test_a_run_resumes_from_a_checkpoint_between_delayed_updates(self):
+        """A checkpoint that is written beside the steps: the run that goes on and the one that resumes have the same bits."""
+        delayed = ("--set", "memory.offload_optimizer=host", "--set", "memory.offload_update=delayed", "--set",
+                   "checkpoint.every_steps=3", "--set", "checkpoint.keep_last=9")
+        self.train(WITH_DEVICE, "whole", "cuda", *delayed)
+        shutil.copytree(self.folder / "whole", self.folder / "resumed")
+        shutil.rmtree(self.folder / "resumed/checkpoints/step-00000006")
+        self.assertIn("step 3", self.train(WITH_DEVICE, "resumed", "cuda", *delayed, "--resume"))
+        self.assertEqual(self.losses("resumed"), self.losses("whole"))
+        weights = [(self.folder / out / "checkpoints/step-00000006/rank-00000.safetensors").read_bytes() for out in ("whole", "resumed")]
+        self.assertEqual(*weights)
 
     def test_auto_takes_the_device_and_cpu_does_not(self):
         self.assertIn("one host-harness", self.train(WITH_DEVICE, "auto", "auto", "--steps", "1"))
