@@ -315,19 +315,19 @@ namespace {
 
 // THROWS Error(usage) if gradients of two micro-batches of a unit are in buckets at the same time, while each bucket
 // begins with the sum of the micro-batches before.
-void check_sums_on_disk(const StepDesign& design) {
+void check_sums_away(const StepDesign& design) {
   if (!design.sharding.buckets_hold_sums()) return;
   std::vector<int32_t> ends(design.spec.units.size(), -1);
   for (const Buffer& buffer : design.training->schedule.buffers) {
     if (buffer.kind != BufferKind::whole_gradients) continue;
     int32_t& end = ends[buffer.unit];
     if (buffer.first < end)
-      throw Error(
-          ExitCode::usage,
-          "memory.offload_gradients = \"disk\": cannot be combined with parallel.pipeline_schedule = \"{}\" and "
-          "one data rank, as gradients of two micro-batches of a layer are computed at the same time (try "
-          "\"1f1b\")",
-          pipeline_order_names[design.config.parallel.pipeline_schedule]);
+      throw Error(ExitCode::usage,
+                  "memory.offload_gradients = \"{}\": cannot be combined with parallel.pipeline_schedule = \"{}\" and "
+                  "one data rank, as gradients of two micro-batches of a layer are computed at the same time (try "
+                  "\"1f1b\")",
+                  state_place_name(design.config.memory.offload_gradients),
+                  pipeline_order_names[design.config.parallel.pipeline_schedule]);
     end = std::max(end, buffer.last);
   }
 }
@@ -357,7 +357,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
       design.programs.push_back(std::move(program));
     }
     design.training = design.programs.back().program;
-    check_sums_on_disk(design);
+    check_sums_away(design);
   }
   {
     const Model model = planned_model(design, design.evaluation_shape, backend);
