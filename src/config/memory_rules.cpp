@@ -87,8 +87,8 @@ class MemoryRules : Rules {
     if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu && !config_.memory.uses_disk())
       fault(path, "is for GPUs: the memory of a CPU is the host's already", "\"disk\"");
     if (sound({"optimizer.type"}) && config_.optimizer.type == OptimizerKind::muon && !config_.memory.uses_disk())
-      fault(path, "must be \"disk\" with optimizer.type = \"muon\", whose matrix products are too slow on the host",
-            "\"disk\"");
+      fault(path, "cannot be \"host\" with optimizer.type = \"muon\", whose matrix products are too slow there",
+            "\"none\"");
     if (sound({"optimizer.qk_clip"}) && config_.optimizer.qk_clip > 0)
       fault(path, "cannot be combined with optimizer.qk_clip, which scales master weights after each update",
             "\"none\"");
