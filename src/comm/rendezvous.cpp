@@ -172,15 +172,11 @@ class Assembly {
                   "the ranks of this run do not fit together:\n  {}\nstart all with the same "
                   "program, command, config and data",
                   listed(faults_, "\n  "));
-    std::vector<std::string> missing;
-    for (size_t rank = 0; rank < came_.size(); ++rank)
-      if (!came_[rank]) missing.push_back(std::to_string(rank));
     const int64_t num_strangers = secure_listener.num_turned_away() + num_unintelligible_;
     throw Error(ExitCode::device,
                 "of {} ranks, {} did not come within {}: start all ranks, and see whether rank 0 ({}, port {}) can be "
                 "reached from their hosts{}",
-                launch_.size, listed(missing, ", "), describe(timeout), launch_.host,
-                port_of(secure_listener.listener()),
+                launch_.size, missing(), describe(timeout), launch_.host, port_of(secure_listener.listener()),
                 num_strangers == 0 ? std::string()
                                    : fmt::format("; {} did not know the secret, which must be the same for all ranks "
                                                  "(GPTRAIN_SECRET)",

@@ -221,7 +221,7 @@ class Attack(unittest.TestCase):
                 impostor = self.start(1, 2, port, config, **variables)
                 _, errors = first.communicate(timeout=HANG_SECONDS)
                 self.assertEqual(first.returncode, DEVICE)
-                self.assertRegex(errors, r"of 2 ranks, 1 did not come within 3 s .*; \d+ callers? did not know the secret, "
+                self.assertRegex(errors, r"of 2 ranks, rank 1 did not come within 3 s .*; \d+ callers? did not know the secret, "
                                          r"which must be the same for all ranks \(GPTRAIN_SECRET\)")
                 _, errors = impostor.communicate(timeout=HANG_SECONDS)
                 self.assertEqual(impostor.returncode, DEVICE)

@@ -205,7 +205,7 @@ class Bench(Processes):
                                MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port())])
         [(code, _, errors)] = run.finish()
         self.assertEqual(code, DEVICE)
-        self.assertIn("gptrain: of 2 ranks, 1 did not come within 0.3 s (--timeout): start all ranks", errors)
+        self.assertIn("gptrain: of 2 ranks, rank 1 did not come within 0.3 s (--timeout): start all ranks", errors)
 
     def test_what_does_not_fit_is_refused(self):
         run = Run(self, [start([GPTRAIN, *self.ARGUMENTS, "--ranks", "4", "--group-size", "3"])])
@@ -241,7 +241,7 @@ class Start(Processes):
         began = time.monotonic()
         run = Run(self, [start([COMM_RANKS], RANK=rank, WORLD_SIZE=5, MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
                          for rank in (0, 2, 4)])
-        self.check_refusal(run.finish(), "of 5 ranks, 1, 3 did not come within 2 s (comm.timeout_seconds)")
+        self.check_refusal(run.finish(), "of 5 ranks, ranks 1, 3 did not come within 2 s (comm.timeout_seconds)")
         self.assert_within(time.monotonic() - began, TIMEOUT_SECONDS + SLACK_SECONDS)
 
     def test_a_rank_twice_and_another_size(self):

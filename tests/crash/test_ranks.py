@@ -479,7 +479,7 @@ class Faults(RanksTest):
         ranks = run.start_ranks(self, "tcp", prefix=["true"], prefixed_rank=1)
         codes = ranks.wait()
         self.assertEqual(codes, [DEVICE, 0, DEVICE, DEVICE], ranks.output())
-        self.assertRegex(ranks.output(), r"(?m)^gptrain: of 4 ranks, 1 did not come within "
+        self.assertRegex(ranks.output(), r"(?m)^gptrain: of 4 ranks, rank 1 did not come within "
                                           rf"{COMM_TIMEOUT_SECONDS['tcp']} s \(comm.timeout_seconds\)")
 
 

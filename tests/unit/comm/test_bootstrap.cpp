@@ -304,8 +304,8 @@ TEST_CASE("ranks that do not come are told of with the time that was waited, and
   };
   const std::string rest = ": start all ranks, and see whether rank 0 (here, port ";
   CHECK(message({.seconds = 0.01})
-            .starts_with("of 3 ranks, 1, 2 did not come within 0.01 s (comm.timeout_seconds)" + rest));
-  CHECK(message({.seconds = 0.01, .set_by = ""}).starts_with("of 3 ranks, 1, 2 did not come within 0.01 s" + rest));
+            .starts_with("of 3 ranks, ranks 1, 2 did not come within 0.01 s (comm.timeout_seconds)" + rest));
+  CHECK(message({.seconds = 0.01, .set_by = ""}).starts_with("of 3 ranks, ranks 1, 2 did not come within 0.01 s" + rest));
 }
 
 }  // namespace test_bootstrap
