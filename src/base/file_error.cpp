@@ -3,7 +3,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
+#include <fmt/format.h>
 #include <sys/stat.h>
+#include <system_error>
 #include <thread>
 #include <unistd.h>
 
@@ -37,8 +40,11 @@ int sync_descriptor(int descriptor) {
   static std::atomic<bool> told = false;
   struct stat status {};
   if (::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && !told.exchange(true)) {
-    print_err("warning: a file system here cannot sync files ({}): a loss of power may take what was written last\n",
-              std::strerror(error));
+    std::error_code unnamed;
+    const std::filesystem::path file =
+        std::filesystem::read_symlink(fmt::format("/proc/self/fd/{}", descriptor), unnamed);
+    print_err("warning: the file system of {} cannot sync files ({}): a loss of power may take what was written last\n",
+              unnamed ? "a file that was written" : file.native(), std::strerror(error));
   }
   return 0;
 }
