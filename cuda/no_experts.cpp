@@ -9,7 +9,7 @@ namespace gptrain::inline cuda {
 namespace {
 
 [[noreturn]] void refuse(std::string_view op) {
-  throw Error(ExitCode::device, "{} has no kernel for GPUs yet: set run.device = \"cpu\"", op);
+  throw Error(ExitCode::machine, "{} has no kernel for GPUs yet: set run.device = \"cpu\"", op);
 }
 
 }  // namespace

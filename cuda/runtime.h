@@ -47,7 +47,8 @@ inline Error cannot_pin(int64_t bytes) {
   return {ExitCode::device, "cannot pin {} of the host's memory", format_bytes(static_cast<double>(bytes))};
 }
 
-// Opens device number `device`. Throws Error(device) if it does not exist or cannot be used.
+// Opens device number `device`. Throws Error(machine) if it does not exist or is too old, Error(device) if it cannot be
+// used.
 std::unique_ptr<Runtime> make_runtime(int device);
 
 }  // namespace gptrain::cuda

@@ -6,7 +6,7 @@
 namespace gptrain::inline ops {
 namespace {
 
-[[noreturn]] void throw_no_cuda() { throw Error(ExitCode::device, "{}; or run on the CPU", why_no_cuda_device()); }
+[[noreturn]] void throw_no_cuda() { throw Error(ExitCode::machine, "{}; or run on the CPU", why_no_cuda_device()); }
 
 }  // namespace
 

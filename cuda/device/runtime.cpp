@@ -230,7 +230,7 @@ std::unique_ptr<DeviceMemory> CudaRuntime::allocate(int64_t bytes) {
     cudaGetLastError();  // clears the error: the device is sound, and the exception reports it
     size_t free = 0, total = 0;
     check_cuda(cudaMemGetInfo(&free, &total), "asking for free memory");
-    throw Error(ExitCode::device, "cannot allocate {} on {}: {} of {} are free",
+    throw Error(ExitCode::machine, "cannot allocate {} on {}: {} of {} are free",
                 format_bytes(static_cast<double>(bytes)), target_.name, format_bytes(static_cast<double>(free)),
                 format_bytes(static_cast<double>(total)));
   }
@@ -301,11 +301,11 @@ Target cuda_target(int device) {
   int count = 0;
   check_cuda(cudaGetDeviceCount(&count), "looking for CUDA devices");
   if (device < 0 || device >= count)
-    throw Error(ExitCode::device, "there is no CUDA device {}: this process sees {}", device, count);
+    throw Error(ExitCode::machine, "there is no CUDA device {}: this process sees {}", device, count);
   cudaDeviceProp properties;
   check_cuda(cudaGetDeviceProperties(&properties, device), "asking what the device is");
   if (properties.major < least_major) {
-    throw Error(ExitCode::device, "device {} is a {} of compute capability {}.{}; gptrain needs {}.0 or later", device,
+    throw Error(ExitCode::machine, "device {} is a {} of compute capability {}.{}; gptrain needs {}.0 or later", device,
                 properties.name, properties.major, properties.minor, least_major);
   }
   Target target;
