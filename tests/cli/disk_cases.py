@@ -130,7 +130,7 @@ class Disk(CheckpointCase):
         for kind in ("muon", "adafactor"):
             self.refuse(USAGE, ["memory.offload_gradients", kind, "which replaces the gradients of all layers"], "config",
                         "check", self.config, *self.on_disk(f"optimizer.type={kind}", "memory.offload_gradients=disk"))
-        self.refuse(USAGE, ["memory.offload_optimizer = \"host\"", "muon", "try \"disk\""], "config", "check", self.config,
+        self.refuse(USAGE, ["memory.offload_optimizer = \"host\"", "muon", "try \"none\""], "config", "check", self.config,
                     *overrides("optimizer.type=muon", "memory.offload_optimizer=host"))
         self.refuse(USAGE, ["memory.offload_parameters = \"host\": must be \"none\" or the value of memory.offload_opt"],
                     "config", "check", self.config, *self.on_disk("memory.offload_parameters=host"))
