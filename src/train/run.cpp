@@ -234,6 +234,7 @@ ExitCode train(const RunConfig& config, const TrainOptions& options, const Launc
   TrainOptions of_threads = options;
   of_threads.ranks = training_ranks(config, options.ranks);
   const auto ranks = static_cast<int>(of_threads.ranks);
+  require_open_files(ranks);
   if (ranks == 1) return run_rank(config, of_threads, signals, *make_local_world(1).front());
   std::atomic<ExitCode> code = ExitCode::finished;
   run_local_ranks(ranks, [&](World& world) {
