@@ -200,7 +200,11 @@ ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, 
     const auto world = make_process_world(launch, world_options);
     const IdleRanks idle(*world, launch.size);
     if (idle.is_one()) return idle.wait(signals);
-    return idle.tell([&] { return run_rank(config, options, signals, *world); });
+    return idle.tell([&] {
+      const ExitCode code = run_rank(config, options, signals, *world);
+      world->end();
+      return code;
+    });
   } catch (const Error& error) {
     if (*error.what() == '\0') wait_for_rank_0_message();
     throw;
