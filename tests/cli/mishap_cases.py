@@ -538,6 +538,13 @@ class Folders(CliCase):
                                         "check its permissions\n")
         self.assertEqual(self.checkpoint_steps(), [3, 6])
 
+    def test_prune_beside_a_file(self):
+        self.train(self.write_run(checkpoint={"every_steps": 3, "keep_last": 9}))
+        self.path("out/checkpoints/step-00000009").write_text("no folder", encoding="utf-8")
+        result = self.run_gptrain("checkpoint", "prune", "out", "--keep-last", "1")
+        self.assertEqual(result.err, "warning: out/checkpoints/step-00000009 is a file, no checkpoint: it is neither counted nor "
+                                     "removed; remove it yourself\n")
+
     def test_average_overflows(self):
         self.train(self.write_run())
         self.refuse(CHECKPOINT, ["weight/", "not finite"], "checkpoint", "average", "out", "out", "--shares", "1e308,1e308",
