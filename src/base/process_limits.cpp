@@ -1,11 +1,14 @@
 #include "base/process_limits.h"
 
 #include <algorithm>
+#include <fcntl.h>
 #include <fmt/format.h>
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <unistd.h>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/units.h"
@@ -15,6 +18,7 @@ namespace {
 
 constexpr rlim_t usual_stack_bytes = rlim_t{8} << 20;
 constexpr rlim_t least_stack_bytes = rlim_t{1} << 20;
+constexpr int64_t files_of_program = 12;  // beside standard streams, in all commands; a run of one rank uses 6
 
 void raise_soft_limit(__rlimit_resource kind, rlim_t most) {
   rlimit limit{};
@@ -25,10 +29,33 @@ void raise_soft_limit(__rlimit_resource kind, rlim_t most) {
   setrlimit(kind, &limit);
 }
 
+// Returns how many more files this process can open, up to `most`: those that its parent left open count as well.
+int64_t free_descriptors(int64_t most) {
+  std::vector<int> opened;
+  while (std::ssize(opened) < most) {
+    const int descriptor = open("/", O_PATH | O_CLOEXEC);
+    if (descriptor < 0) break;
+    opened.push_back(descriptor);
+  }
+  for (const int descriptor : opened) close(descriptor);
+  return std::ssize(opened);
+}
+
+// Returns the fault if this process cannot open `files` more files; empty: none.
+std::string shortage_of_files(int64_t files) {
+  const int64_t free = free_descriptors(files);
+  rlimit limit{};
+  if (free >= files || getrlimit(RLIMIT_NOFILE, &limit) != 0) return "";
+  return fmt::format(
+      "the process may have {} open files, and can open {} more, where it needs {}: raise the hard limit (ulimit -Hn)",
+      limit.rlim_cur, free, files);
+}
+
 }  // namespace
 
 std::string raise_process_limits() {
   raise_soft_limit(RLIMIT_NOFILE, RLIM_INFINITY);
+  if (std::string fault = shortage_of_files(files_of_program); !fault.empty()) return fault;
   raise_soft_limit(RLIMIT_STACK, usual_stack_bytes);
   rlimit stack{};
   if (getrlimit(RLIMIT_STACK, &stack) != 0) return "";
@@ -44,6 +71,12 @@ std::string raise_process_limits() {
   pthread_setattr_default_np(&attributes);
   pthread_attr_destroy(&attributes);
   return "";
+}
+
+void require_open_files(int64_t ranks) {
+  constexpr int64_t files_of_rank = 2;  // a file of the checkpoint and its folder
+  const std::string fault = shortage_of_files(files_of_program + files_of_rank * ranks);
+  if (!fault.empty()) throw Error(ExitCode::machine, "{}", fault);
 }
 
 void require_address_space(int64_t bytes) {

@@ -6,9 +6,13 @@
 
 namespace gptrain::inline base {
 
-// Raises the soft limits of open files and of stacks towards the hard ones. Returns the fault if stacks stay too small
-// for the program; empty: none. REQUIRES: called before the first thread starts.
+// Raises the soft limits of open files and of stacks towards the hard ones. Returns the fault if stacks or the number
+// of files that can be opened stay too small for the program; empty: none. REQUIRES: called before the first thread
+// starts.
 std::string raise_process_limits();
+
+// THROWS Error(machine) unless the process can open the files of a run with `ranks` ranks in this process.
+void require_open_files(int64_t ranks);
 
 // THROWS Error(machine) unless the process may have `bytes` more of address space and of data (ulimit -v, -d).
 void require_address_space(int64_t bytes);

@@ -175,8 +175,11 @@ void bench_comm(CommArguments& arguments) {
     options.timeout = {arguments.timeout_seconds, "--timeout"};
     options.interface = arguments.interface;
     const auto world = make_process_world(launch, options);
-    if (!arguments.into.empty()) return bench_links(*world, arguments, uses_mpi(launch) ? LinkWay::mpi : LinkWay::tcp);
-    bench_world(*world, arguments, uses_mpi(launch) ? "processes, MPI" : "processes, TCP");
+    if (!arguments.into.empty())
+      bench_links(*world, arguments, uses_mpi(launch) ? LinkWay::mpi : LinkWay::tcp);
+    else
+      bench_world(*world, arguments, uses_mpi(launch) ? "processes, MPI" : "processes, TCP");
+    world->end();
     return;
   }
   run_local_ranks(arguments.ranks > 0 ? arguments.ranks : 2, [&](World& world) {

@@ -222,7 +222,11 @@ void prune(const std::string& run, int64_t keep_last, int64_t keep_every) {
               format_counted(static_cast<int64_t>(removed), "checkpoint"));
   for (const CheckpointInfo& info : left) {
     if (is_sound_checkpoint(info.path)) continue;
-    if (is_readable(info.path)) {
+    std::error_code unknown;
+    if (std::filesystem::is_regular_file(info.path, unknown)) {
+      print_err("warning: {} is a file, no checkpoint: it is neither counted nor removed; remove it yourself\n",
+                info.path.string());
+    } else if (is_readable(info.path)) {
       print_err("warning: {} is damaged: it is neither counted nor removed; remove it yourself\n", info.path.string());
     } else {
       print_err("warning: {} cannot be read: it is neither counted nor removed; check its permissions\n",

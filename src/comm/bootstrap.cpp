@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "base/error.h"
+#include "base/printable.h"
 
 namespace gptrain::inline comm {
 namespace {
@@ -46,7 +47,7 @@ class Variables {
     int64_t number = 0;
     const auto [end, fault] = std::from_chars(value.data(), value.data() + value.size(), number);
     if (fault != std::errc() || end != value.data() + value.size() || number < least || number > most)
-      throw Error(ExitCode::usage, "{}={}: must be a whole number from {} to {}", name, value, least, most);
+      throw Error(ExitCode::usage, "{}={}: must be a whole number from {} to {}", name, printable(value), least, most);
     return number;
   }
   int integer(const char* name, int least, int most = std::numeric_limits<int32_t>::max()) const {
@@ -86,10 +87,17 @@ int port_beside_agent(int port) {
 
 bool is_true(const std::string& word) { return word == "True" || word == "true" || word == "1"; }
 
-// Without the brackets of "[::1]".
-std::string address_of(const std::string& text) {
-  const bool bracketed = text.size() > 2 && text.front() == '[' && text.back() == ']';
-  return bracketed ? text.substr(1, text.size() - 2) : text;
+// Returns the value of MASTER_ADDR, without the brackets of "[::1]". THROWS Error(usage) if no host or address can be
+// written so.
+std::string master_address(const Variables& variables) {
+  std::string text = variables.text("MASTER_ADDR");
+  if (text.size() > 2 && text.front() == '[' && text.back() == ']') text = text.substr(1, text.size() - 2);
+  const auto fits = [](unsigned char c) { return c > ' ' && c != 0x7f && std::strchr("[]/@,\"'", c) == nullptr; };
+  if (!std::all_of(text.begin(), text.end(), fits))
+    throw Error(ExitCode::usage, "MASTER_ADDR={}: must be the name or address of rank 0's host", printable(text));
+  if (std::count(text.begin(), text.end(), ':') == 1)
+    throw Error(ExitCode::usage, "MASTER_ADDR={}: must be a host alone: give its port as MASTER_PORT", text);
+  return text;
 }
 
 void read_master(const Variables& variables, Launch& launch) {
@@ -99,7 +107,7 @@ void read_master(const Variables& variables, Launch& launch) {
   if (!variables.has("MASTER_PORT"))
     throw Error(ExitCode::usage, "MASTER_PORT is not set: with WORLD_SIZE={} it must be a port that rank 0 can take",
                 launch.size);
-  launch.master_addresses = {address_of(variables.text("MASTER_ADDR"))};
+  launch.master_addresses = {master_address(variables)};
   launch.master_port = variables.integer("MASTER_PORT", 1, 65535);
   if (is_true(variables.text("TORCHELASTIC_USE_AGENT_STORE")))
     launch.master_port = port_beside_agent(launch.master_port);
@@ -162,7 +170,7 @@ bool read_other_launcher(const Variables& variables, Launch& launch) {
           other.rank, launch.rank, other.size, launch.size, other.name,
           launch.local_size > 0 ? " on several nodes" : "");
     }
-    launch.master_addresses = {variables.has("MASTER_ADDR") ? address_of(variables.text("MASTER_ADDR")) : "127.0.0.1"};
+    launch.master_addresses = {variables.has("MASTER_ADDR") ? master_address(variables) : "127.0.0.1"};
     launch.master_port = variables.integer_or(
         "MASTER_PORT", lowest_job_port + static_cast<int>(job_number(variables) % num_job_ports), 1, 65535);
     return true;
@@ -293,7 +301,7 @@ void read_slurm(const Variables& variables, Launch& launch) {
   const std::string first_node = first_host(variables.text(nodes));
   for (const std::string& address : {first_node, variables.text("SLURM_LAUNCH_NODE_IPADDR")})
     if (!address.empty()) launch.master_addresses.push_back(address);
-  if (variables.has("MASTER_ADDR")) launch.master_addresses = {address_of(variables.text("MASTER_ADDR"))};
+  if (variables.has("MASTER_ADDR")) launch.master_addresses = {master_address(variables)};
   if (launch.master_addresses.empty() && launch.size > 1)
     throw Error(ExitCode::usage,
                 "neither SLURM_STEP_NODELIST nor MASTER_ADDR tells the node of rank 0: set MASTER_ADDR");

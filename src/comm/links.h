@@ -45,7 +45,7 @@ class MpiLinks : public Links {
 };
 
 // Starts MPI. `yielding`: waiting yields the core at once. THROWS Error(machine) if this build has no MPI,
-// Error(device) if MPI's rank or number of ranks is not the launcher's.
+// Error(usage) if MPI's rank or number of ranks is not the launcher's.
 std::unique_ptr<MpiLinks> start_mpi(const Launch& launch, bool yielding);
 
 }  // namespace gptrain::comm

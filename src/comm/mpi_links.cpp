@@ -217,7 +217,7 @@ std::unique_ptr<MpiLinks> start_mpi(const Launch& launch, bool yielding) {
   MPI_Comm_rank(MPI_COMM_WORLD, &rank);
   MPI_Comm_size(MPI_COMM_WORLD, &size);
   if (rank != launch.rank || size != launch.size)
-    throw Error(ExitCode::device,
+    throw Error(ExitCode::usage,
                 "{}, but MPI says rank {} of {}: start the ranks with the mpirun of the Open MPI that "
                 "gptrain was built with, or with srun --mpi=pmix",
                 describe(launch), rank, size);

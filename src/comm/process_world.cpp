@@ -100,12 +100,7 @@ class ProcessWorld final : public World {
   ~ProcessWorld() override {
     bool finished = std::uncaught_exceptions() == exceptions_at_start_;
     try {
-      // Waits until no rank needs another, or the heartbeat.
-      if (finished && all_) {
-        const std::vector<int> remaining = remaining_ranks();
-        if (std::ssize(remaining) < size_) all_ = connect(remaining, {.reduces = false});
-        all_->barrier();
-      }
+      if (finished) end();
     } catch (const Error&) {
       finished = false;
     }
@@ -117,6 +112,18 @@ class ProcessWorld final : public World {
       links_.reset();
     } catch (const Error&) {
       // Without a thread for the limit, the end has no timeout.
+    }
+  }
+
+  void end() override {
+    if (!all_ || has_ended_) return;
+    has_ended_ = true;
+    try {
+      const std::vector<int> remaining = remaining_ranks();
+      if (std::ssize(remaining) < size_) all_ = connect(remaining, {.reduces = false});
+      all_->barrier();
+    } catch (const Error& error) {
+      throw Error(error.code(), "at the end, where all ranks wait for each other: {}", error.what());
     }
   }
 
@@ -171,6 +178,7 @@ class ProcessWorld final : public World {
   std::unique_ptr<Heartbeat> heartbeat_;
   std::unique_ptr<Communicator> all_;  // group of all ranks, for the end; null on processes that are not ranks
   int num_groups_ = 0;
+  bool has_ended_ = false;
 };
 
 std::vector<Fact> all_facts(const WorldOptions& options) {
@@ -221,7 +229,7 @@ std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& 
 
 std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& options) {
   if (launch.size == 1) return world_of_one();
-  if (!launch.mpi) throw Error(ExitCode::device, "{} was not started by MPI", describe(launch));
+  if (!launch.mpi) throw Error(ExitCode::usage, "{} was not started by MPI", describe(launch));
   const bool yielding = !set_up_on_node(launch);
   std::optional<Limit> limit(std::in_place, launch, options.timeout, "start MPI", options.refusal);
   std::unique_ptr<MpiLinks> links = start_mpi(launch, yielding);

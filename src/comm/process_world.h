@@ -42,7 +42,7 @@ struct WorldOptions {
 // make_process_world chooses MPI if uses_mpi(launch), else TCP.
 std::unique_ptr<World> make_process_world(const Launch& launch, const WorldOptions& options);
 std::unique_ptr<World> make_tcp_world(const Launch& launch, const WorldOptions& options);
-// Throws Error(machine) if this build has no MPI, Error(device) if the launcher does not start it.
+// Throws Error(machine) if this build has no MPI, Error(usage) if the launcher does not start it.
 std::unique_ptr<World> make_mpi_world(const Launch& launch, const WorldOptions& options);
 
 // built_with_mpi: this build has MPI. uses_mpi: the run uses it; under mpirun always, under srun --mpi=pmix if this

@@ -42,6 +42,9 @@ class World {
   // empty, has a rank twice or a wrong one, or differs from another rank's. Groups of the same ranks are independent.
   virtual std::unique_ptr<Communicator> make_group(const std::vector<int>& ranks, const GroupUse& use = {}) = 0;
 
+  // Waits until no rank needs another. The destructor does so too, but tells no error. THROWS Error(device).
+  virtual void end() {}
+
  protected:
   const std::shared_ptr<Activity> activity_ = std::make_shared<Activity>();
 };

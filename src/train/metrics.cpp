@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <fmt/format.h>
 #include <fstream>
 #include <optional>
@@ -61,8 +62,23 @@ std::string duration_column(std::string_view what, std::optional<double> seconds
   return seconds ? fmt::format(" | {} {}", what, format_duration(*seconds)) : "";
 }
 
-// Renames an earlier run's files. All files of one run get the same number.
-void move_earlier_run_aside(const fs::path& out) {
+// Returns the step of the last record in a file of metrics; 0 without one.
+int64_t last_recorded_step(const fs::path& path) {
+  std::error_code unreadable;
+  if (!fs::is_regular_file(path, unreadable)) return 0;
+  std::ifstream in(path, std::ios::binary);
+  int64_t last = 0;
+  for (std::string line; std::getline(in, line);) {
+    const nlohmann::json record = parse_json_or_discard(line);
+    const auto step = record.is_object() ? record.find("step") : record.end();
+    if (record.is_object() && step != record.end() && step->is_number_integer()) last = step->get<int64_t>();
+  }
+  return last;
+}
+
+// Renames an earlier run's files. All files of one run get the same number. Returns a warning if that run had made
+// steps: its checkpoints may have been lost.
+std::string move_earlier_run_aside(const fs::path& out) {
   const auto is_used = [&](int number) {
     for (const char* name : run_files) {
       if (fs::exists(moved_aside(out / name, number))) return true;
@@ -75,6 +91,11 @@ void move_earlier_run_aside(const fs::path& out) {
     // Moves a dangling link too: writing would create the file that it names.
     if (fs::exists(fs::symlink_status(out / name))) fs::rename(out / name, moved_aside(out / name, number));
   }
+  const fs::path records = moved_aside(out / metrics_file_name, number);
+  const int64_t steps = last_recorded_step(records);
+  if (steps <= 0) return "";
+  return fmt::format("an earlier run in {} made {} (see {}) and has no checkpoint there: this one starts at step 0",
+                     out.string(), format_counted(steps, "step"), records.filename().string());
 }
 
 // Drops the records of steps after last_step. Lines that are no records are damaged: they go to a file of their own,
@@ -125,7 +146,7 @@ const fs::path& prepare(const fs::path& out, int64_t resume_step, std::string& w
   try {
     fs::create_directories(out);
     if (resume_step < 0) {
-      move_earlier_run_aside(out);
+      warning = move_earlier_run_aside(out);
     } else {
       for (const char* name : run_files) remove_lost_link(out / name);
       warning = drop_later_records(out / metrics_file_name, resume_step);

@@ -200,7 +200,11 @@ ExitCode train_as_process(const RunConfig& config, const TrainOptions& options, 
     const auto world = make_process_world(launch, world_options);
     const IdleRanks idle(*world, launch.size);
     if (idle.is_one()) return idle.wait(signals);
-    return idle.tell([&] { return run_rank(config, options, signals, *world); });
+    return idle.tell([&] {
+      const ExitCode code = run_rank(config, options, signals, *world);
+      world->end();
+      return code;
+    });
   } catch (const Error& error) {
     if (*error.what() == '\0') wait_for_rank_0_message();
     throw;
@@ -234,6 +238,7 @@ ExitCode train(const RunConfig& config, const TrainOptions& options, const Launc
   TrainOptions of_threads = options;
   of_threads.ranks = training_ranks(config, options.ranks);
   const auto ranks = static_cast<int>(of_threads.ranks);
+  require_open_files(ranks);
   if (ranks == 1) return run_rank(config, of_threads, signals, *make_local_world(1).front());
   std::atomic<ExitCode> code = ExitCode::finished;
   run_local_ranks(ranks, [&](World& world) {

@@ -25,10 +25,13 @@ std::atomic<bool> left_terminal = false;
 static_assert(std::atomic<int>::is_always_lock_free && std::atomic<int64_t>::is_always_lock_free,
               "a signal handler may only use lock-free atomics");
 
-// Returns false for an ignored SIGHUP: nohup lets a run outlive its terminal.
+// Returns false for an ignored SIGHUP or SIGINT: nohup lets a run outlive its terminal, and shells let jobs in the
+// background of a script outlive a Ctrl-C. The other signals count although ignored: a script that ignores them to
+// outlive a job's end passes that on to the run, which must save.
 bool is_handled(int number) {
+  if (number != SIGHUP && number != SIGINT) return true;
   struct sigaction action {};
-  return number != SIGHUP || (sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_IGN);
+  return sigaction(number, nullptr, &action) == 0 && action.sa_handler != SIG_IGN;
 }
 
 sigset_t handled_set() {

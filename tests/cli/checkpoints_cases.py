@@ -51,6 +51,15 @@ class Resume(CheckpointCase):
                 self.assertIn("starting from scratch", out)
                 self.assert_same_steps(self.records(f"new{len(arguments)}"), self.records())
 
+    def test_checkpoints_that_were_lost(self):
+        """A launcher that starts the run again learns that its steps are made once more."""
+        shutil.rmtree(self.path("out/checkpoints"))
+        result = self.run_gptrain("train", self.config, "--resume", "latest", "--steps", "1")
+        self.assertEqual(result.code, FINISHED, result.err)
+        self.assertIn("warning: an earlier run in out made 6 steps (see metrics.jsonl.old-1) and has no checkpoint there: "
+                      "this one starts at step 0\n", result.err)
+        self.assertEqual([record["step"] for record in self.records()], [1])
+
     def test_latest_is_the_newest(self):
         out = self.train(self.config, "--resume", "latest", *overrides("run.steps=8"))
         self.assertIn("resumed from out/checkpoints/step-00000006 (step 6)", out)

@@ -3,6 +3,7 @@ import json
 import math
 import os
 import random
+import signal
 import struct
 import subprocess
 import sys
@@ -16,6 +17,9 @@ EXECUTABLE = Path(os.environ.get("GPTRAIN", "build/gptrain")).resolve()
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(SOURCE_ROOT / "tests"))
 from busy import slowness
+
+# In the background of a script SIGINT is ignored, and the programs that are started here would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 FINISHED, USAGE, DATA, CHECKPOINT, DEVICE, DIVERGED, MACHINE, REQUEUE = 0, 2, 3, 4, 5, 6, 7, 75
 

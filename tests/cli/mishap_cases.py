@@ -292,6 +292,24 @@ class Limits(CliCase):
         self.assertEqual(result.returncode, MACHINE, result.stderr)
         self.assertIn("8 ranks over TCP take about 56 open files in each process, and 48 are allowed", result.stderr)
 
+    def test_few_open_files(self):
+        config = self.write_run()
+        for limit, needed, arguments in ((5, 12, []), (16, 28, ["--ranks", "8", *overrides("batch.micro=1", "batch.global=8")])):
+            result = self.run_limited({resource.RLIMIT_NOFILE: (limit, limit)}, "train", config, *arguments)
+            self.assertEqual(result.returncode, MACHINE, result.stderr)
+            self.assertRegex(result.stderr, rf"gptrain: the process may have {limit} open files, and can open \d+ more, where it "
+                                            rf"needs {needed}: raise the hard limit \(ulimit -Hn\)\n")
+            self.assertFalse(self.path("out").exists())
+        # Files that the parent left open count as well.
+        opened = [os.open("/", os.O_RDONLY) for _ in range(40)]
+        try:
+            done = subprocess.run([EXECUTABLE, "config", "keys"], pass_fds=opened, capture_output=True, text=True, check=False,
+                                  preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (len(opened) + 8, len(opened) + 8)))
+        finally:
+            for file in opened:
+                os.close(file)
+        self.assertEqual(done.returncode, MACHINE, done.stderr)
+
     def test_soft_limit_is_raised(self):
         config = self.write_run()
         process = subprocess.Popen([EXECUTABLE, "train", config, *ENDLESS], cwd=self.folder, stdout=subprocess.PIPE, text=True,
@@ -299,7 +317,6 @@ class Limits(CliCase):
         self.addCleanup(self._end, process)
         self.wait_until(lambda: process.stdout.readline().startswith("step 1/"), process)
         self.assertEqual(resource.prlimit(process.pid, resource.RLIMIT_NOFILE), (500, 500))
-
 
     def test_file_size(self):
         config = self.write_run()
@@ -520,6 +537,13 @@ class Folders(CliCase):
         self.assertEqual(result.stderr, "warning: out/checkpoints/step-00000003 cannot be read: it is neither counted nor removed; "
                                         "check its permissions\n")
         self.assertEqual(self.checkpoint_steps(), [3, 6])
+
+    def test_prune_beside_a_file(self):
+        self.train(self.write_run(checkpoint={"every_steps": 3, "keep_last": 9}))
+        self.path("out/checkpoints/step-00000009").write_text("no folder", encoding="utf-8")
+        result = self.run_gptrain("checkpoint", "prune", "out", "--keep-last", "1")
+        self.assertEqual(result.err, "warning: out/checkpoints/step-00000009 is a file, no checkpoint: it is neither counted nor "
+                                     "removed; remove it yourself\n")
 
     def test_average_overflows(self):
         self.train(self.write_run())

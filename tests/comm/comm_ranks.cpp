@@ -211,6 +211,7 @@ std::vector<int> every(int first, int step, int size) {
 }
 
 bool hangs_at_end = false;
+bool fails_to_send = false;  // every message over MPI from now on
 
 void commit_fault(World& world, Communicator& all, const std::string& fault, int faulty) {
   float data[2] = {};
@@ -238,6 +239,7 @@ void run_rank(World& world, const std::string& fault, int faulty) {
   std::vector<int64_t> all_sums(3 * static_cast<size_t>(world.size()));
   all->all_gather(sums, all_sums.data(), 3, DType::i64);
   if (world.rank() == 0) std::printf("%08x\n", crc32c(all_sums.data(), all_sums.size() * sizeof(int64_t)));
+  fails_to_send = fault == "barrier" && world.rank() == faulty;
 }
 
 }  // namespace
@@ -254,7 +256,8 @@ extern "C" int MPI_Finalize() {
 extern "C" int PMPI_Issend(const void*, int, void*, int, int, void*, void*) __attribute__((weak));
 extern "C" int MPI_Isend(const void* data, int count, void* type, int peer, int tag, void* group, void* request);
 extern "C" int MPI_Isend(const void* data, int count, void* type, int peer, int tag, void* group, void* request) {
-  return PMPI_Issend(data, count, type, peer, tag, group, request);
+  constexpr int other_error = 16;  // MPI_ERR_OTHER of Open MPI
+  return fails_to_send ? other_error : PMPI_Issend(data, count, type, peer, tag, group, request);
 }
 
 int main(int argc, char** argv) {
@@ -280,6 +283,7 @@ int main(int argc, char** argv) {
     } else {
       run_rank(*world, fault, faulty);
     }
+    world->end();
   } catch (const Error& error) {
     if (*error.what() != '\0') fmt::print(stderr, "{}\n", error.what());
     return static_cast<int>(error.code());

@@ -305,6 +305,13 @@ class Start(Processes):
         self.assertEqual(code, USAGE, errors)
         self.assertIn("RANK=1 and WORLD_SIZE=2 contradict OMPI_COMM_WORLD_RANK=0", errors)
 
+    def test_variables_of_mpirun_without_it(self):
+        """An environment that was handed on: MPI itself knows of one process."""
+        run = Run(self, [start([COMM_RANKS], OMPI_COMM_WORLD_RANK=1, OMPI_COMM_WORLD_SIZE=4)])
+        [(code, _, errors)] = run.finish()
+        self.assertEqual(code, USAGE, errors)
+        self.assertIn("rank 1 of 4 (mpirun), but MPI says rank 0 of 1: start the ranks with the mpirun", errors)
+
     def test_a_rank_that_never_starts_mpi(self):
         hangs = '[ "$OMPI_COMM_WORLD_RANK" = 2 ] && exec sleep 60; exec "$0" "$@"'
         began = time.monotonic()
@@ -322,6 +329,11 @@ class Start(Processes):
         self.assertRegex(errors, r"gptrain: rank 0 of 3 \(mpirun\) on .+ waits for others to end, and not all did so "
                                  r"within 2 s")
         self.assert_within(time.monotonic() - began, TIMEOUT_SECONDS + 2 * SLACK_SECONDS)
+
+    def test_an_error_of_the_last_barrier(self):
+        [(code, _, errors)] = self.mpi(2, COMM_RANKS, "barrier", "1").finish()
+        self.check_aborted(code, DEVICE, errors)
+        self.assertIn("at the end, where all ranks wait for each other: MPI_Isend: ", errors)
 
 
 class Loss(Processes):

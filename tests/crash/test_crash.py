@@ -22,6 +22,9 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from busy import slowness
 
+# In the background of a script SIGINT is ignored, and the programs that are started here would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
 STEPS = 36
 KEEP_LAST = 2
 VALIDATE_EVERY = 5

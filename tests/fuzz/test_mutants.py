@@ -261,7 +261,8 @@ class OtherFiles(Mutants):
     def check_damage(self, name, *commands, damage=None, expected=None):
         """Damages a file, and runs one of some commands."""
         path = self.folder / name
-        sound = damaged = path.read_bytes()
+        sound = path.read_bytes()
+        damaged = sound
         while damaged == sound:
             damaged = (damage or self.damage)(sound)
         path.write_bytes(damaged)

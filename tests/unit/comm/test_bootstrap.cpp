@@ -261,6 +261,14 @@ TEST_CASE("variables that are missing, no numbers, out of range, or contradict e
   require_refusal({{"WORLD_SIZE", "2"}}, "WORLD_SIZE is set, but RANK is not: set both or neither");
   require_refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}},
                   "MASTER_ADDR is not set: with WORLD_SIZE=2 it must name the host of rank 0");
+  require_refusal(with(plain, {{"MASTER_ADDR", "head:29500"}}),
+                  "MASTER_ADDR=head:29500: must be a host alone: give its port as MASTER_PORT");
+  for (const std::string address : {"[]", "tcp://head", "a b", "a,b"})
+    require_refusal(with(plain, {{"MASTER_ADDR", address}}),
+                    "MASTER_ADDR=" + address + ": must be the name or address of rank 0's host");
+  require_refusal(with(plain, {{"MASTER_ADDR", "a\nb"}}),
+                  "MASTER_ADDR=a\\nb: must be the name or address of rank 0's host");
+  require_refusal(with(plain, {{"RANK", "1\nb"}}), "RANK=1\\nb: must be a whole number from 0 to 2147483647");
   require_refusal({{"RANK", "0"}, {"WORLD_SIZE", "2"}, {"MASTER_ADDR", "a"}},
                   "MASTER_PORT is not set: with WORLD_SIZE=2 it must be a port that rank 0 can take");
   require_refusal(with(plain, {{"RANK", "8"}}), "RANK=8: must be below WORLD_SIZE=8");
@@ -305,7 +313,8 @@ TEST_CASE("ranks that do not come are told of with the time that was waited, and
   const std::string rest = ": start all ranks, and see whether rank 0 (here, port ";
   CHECK(message({.seconds = 0.01})
             .starts_with("of 3 ranks, ranks 1, 2 did not come within 0.01 s (comm.timeout_seconds)" + rest));
-  CHECK(message({.seconds = 0.01, .set_by = ""}).starts_with("of 3 ranks, ranks 1, 2 did not come within 0.01 s" + rest));
+  CHECK(
+      message({.seconds = 0.01, .set_by = ""}).starts_with("of 3 ranks, ranks 1, 2 did not come within 0.01 s" + rest));
 }
 
 }  // namespace test_bootstrap

@@ -17,14 +17,19 @@ namespace {
 
 constexpr std::array<int, 4> stop_signals = {SIGINT, SIGTERM, SIGUSR1, SIGHUP};
 
-// Restores SIGHUP's handler, whatever the test's parent set.
-struct HangUp {
-  explicit HangUp(void (*handler)(int)) : before(signal(SIGHUP, handler)) {}
-  ~HangUp() { signal(SIGHUP, before); }
-  HangUp(const HangUp&) = delete;
-  HangUp& operator=(const HangUp&) = delete;
+// Sets the handlers of the signals that stay ignored if they were. The test's parent may have ignored them.
+struct Inherited {
+  Inherited(void (*of_hang_up)(int), void (*of_interrupt)(int))
+      : hang_up(signal(SIGHUP, of_hang_up)), interrupt(signal(SIGINT, of_interrupt)) {}
+  ~Inherited() {
+    signal(SIGHUP, hang_up);
+    signal(SIGINT, interrupt);
+  }
+  Inherited(const Inherited&) = delete;
+  Inherited& operator=(const Inherited&) = delete;
 
-  void (*before)(int);
+  void (*hang_up)(int);
+  void (*interrupt)(int);
 };
 
 int blocked_here() {
@@ -49,7 +54,7 @@ int status_after(std::initializer_list<int> late) {
 }
 
 TEST_CASE("No handler of a stop signal runs on a thread that computes") {
-  const HangUp ends(SIG_DFL);
+  const Inherited usual(SIG_DFL, SIG_DFL);
   REQUIRE(blocked_here() == 0);
   {
     const StopSignals signals;
@@ -63,7 +68,7 @@ TEST_CASE("No handler of a stop signal runs on a thread that computes") {
 }
 
 TEST_CASE("A stop signal after a run does not undo it, a second SIGINT or SIGTERM ends the process") {
-  const HangUp ends(SIG_DFL);
+  const Inherited usual(SIG_DFL, SIG_DFL);
   for (const int number : stop_signals) {
     INFO(number);
     CHECK(status_after({number}) == 0);
@@ -79,13 +84,14 @@ TEST_CASE("A stop signal after a run does not undo it, a second SIGINT or SIGTER
 }
 
 TEST_CASE("A SIGTERM after a SIGINT, as LSF's bkill sends them, is a first request") {
+  const Inherited usual(SIG_DFL, SIG_DFL);
   CHECK(status_after({SIGINT, SIGTERM, SIGTERM}) == 0);
   CHECK(status_after({SIGUSR2, SIGINT, SIGTERM, SIGUSR2}) == 0);
   CHECK(WEXITSTATUS(status_after({SIGINT, SIGTERM, SIGINT})) == 128 + SIGINT);
 }
 
 TEST_CASE("A first SIGINT or SIGTERM after signals that announce the end ends nothing, the next one does") {
-  const HangUp ends(SIG_DFL);
+  const Inherited usual(SIG_DFL, SIG_DFL);
   for (const int announcement : {SIGUSR1, SIGUSR2, SIGXCPU, SIGHUP}) {
     INFO(announcement);
     for (const int request : {SIGINT, SIGTERM}) {
@@ -99,7 +105,7 @@ TEST_CASE("A first SIGINT or SIGTERM after signals that announce the end ends no
 }
 
 TEST_CASE("The first stop signal is remembered, whoever it was") {
-  const HangUp ends(SIG_DFL);
+  const Inherited usual(SIG_DFL, SIG_DFL);
   for (const auto& [number, name] :
        {std::pair{SIGINT, "SIGINT"}, {SIGTERM, "SIGTERM"}, {SIGUSR1, "SIGUSR1"}, {SIGHUP, "SIGHUP"}}) {
     const StopSignals signals;
@@ -111,14 +117,30 @@ TEST_CASE("The first stop signal is remembered, whoever it was") {
   }
 }
 
-TEST_CASE("A hang-up that is ignored, as under nohup, stops no run") {
-  const HangUp ignored(SIG_IGN);
-  const StopSignals signals;
-  CHECK(blocked_here() == 3);
-  kill(getpid(), SIGHUP);
-  kill(getpid(), SIGTERM);
-  while (!signals.requested()) std::this_thread::yield();
-  CHECK(signals.name() == std::string("SIGTERM"));
+TEST_CASE("A hang-up or an interrupt that is ignored, as under nohup or in a script's background, stops no run") {
+  for (const int ignored : {SIGHUP, SIGINT}) {
+    const Inherited inherited(ignored == SIGHUP ? SIG_IGN : SIG_DFL, ignored == SIGINT ? SIG_IGN : SIG_DFL);
+    const StopSignals signals;
+    CHECK(blocked_here() == 3);
+    kill(getpid(), ignored);
+    kill(getpid(), SIGTERM);
+    while (!signals.requested()) std::this_thread::yield();
+    CHECK(signals.name() == std::string("SIGTERM"));
+  }
+}
+
+TEST_CASE("A notice of the end stops a run although a script ignored it for itself") {
+  for (const int number : {SIGUSR1, SIGUSR2, SIGXCPU, SIGTERM}) {
+    void (*const before)(int) = signal(number, SIG_IGN);
+    {
+      const StopSignals signals;
+      kill(getpid(), number);
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+      while (!signals.requested() && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+      CHECK(signals.requested());
+    }
+    signal(number, before);
+  }
 }
 
 }  // namespace
