@@ -30,8 +30,9 @@ std::optional<CheckpointLoss> last_before_rise(const std::vector<CheckpointInfo>
 // from it; empty if there is none.
 std::string way_before_rise(const std::filesystem::path& out);
 
-// Returns a warning if the checkpoint's loss is not finite, has risen above that of earlier ones of its run, with the
-// one to use instead, or is more than twice that of a model that has learned nothing; else empty.
+// Returns a warning if the checkpoint's loss is not finite, is more than twice that of a model that has learned
+// nothing, or has risen above that of earlier checkpoints, unless a later one has come down again; else empty. Names
+// the checkpoint to use instead, if there is one. THROWS Error(checkpoint) if the manifest is damaged.
 std::string rise_warning(const std::filesystem::path& checkpoint);
 
 // The lowest loss of a run's checkpoints while they are saved, for their manifests. It begins anew where a phase of the

@@ -250,7 +250,8 @@ void add_bench_command(CLI::App& app) {
       ->needs(config);
   comm->add_option("--dtype", arguments->dtype, "type of the elements: f32 or bf16")
       ->check(CLI::IsMember({"f32", "bf16"}));
-  comm->add_option("--algorithm", arguments->algorithms, "measure these ways to sum instead, with commas between them")
+  comm->add_option("--algorithm", arguments->algorithms,
+                   "measure these ways to sum (src/comm/README.md) instead, with commas between them")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(CLI::IsMember(algorithm_words()))

@@ -64,10 +64,10 @@ Socket listen_as_master(const Launch& launch, const ListenOptions& listen_option
 
 // Meets all ranks of the run. Collective; blocks. `master`: rank 0's listener from listen_as_master, elsewhere a socket
 // that is not open. `addresses`: candidate addresses of rank 0, at launch.master_port; rank 0 does not use them.
-// Returns when all ranks have arrived and agree on every fact. Otherwise THROWS Error(device) on all ranks, shortly
-// after the timeout: on rank 0 it names the ranks (and hosts) that did not arrive, arrived twice or differ. On other
-// ranks the message is empty, as rank 0 reports the fault; a rank that did not find rank 0 says why. THROWS
-// Error(requeue) if timeout.stop_wanted() returns true.
+// Returns when all ranks have arrived and agree on every fact. Otherwise THROWS Error(device) on all ranks, about 2 s
+// after a fault, or shortly after the timeout: on rank 0 it names the ranks (and hosts) that did not arrive, arrived
+// twice, ended or differ. On other ranks the message is empty, as rank 0 reports the fault; a rank that did not find
+// rank 0 says why. THROWS Error(requeue) if timeout.stop_wanted() returns true, and as listening_address does.
 Rendezvous join_rendezvous(const Launch& launch, Socket master, const std::vector<std::string>& addresses,
                            const std::vector<Fact>& facts, const Timeout& timeout,
                            const ListenOptions& listen_options = {});
@@ -81,8 +81,8 @@ struct PeerCall {
   FrameChannel channel{Socket()};
 };
 struct CallDeadlines {
-  Clock::time_point connected;  // for the connection, whichever address it is to
-  Clock::time_point proven;     // for the proof and the greeting
+  Clock::time_point connected;  // deadline of connecting, for all addresses together
+  Clock::time_point proven;     // deadline of the proof and the greeting
 };
 // Connects to rank `rank`, which listens at `port` of `peer`. Tries the peer's addresses in order, and the loopback
 // first if `self`, this rank's own entry, is on the same machine. On success both sides have proved `key`, and

@@ -1,4 +1,5 @@
-// TCP sockets for the start of a run, for heartbeats, and for collectives without MPI. They do not block.
+// TCP sockets for the start of a run, for heartbeats, and for collectives without MPI. Their descriptors
+// are non-blocking; functions with a deadline wait until then.
 #pragma once
 
 #include <chrono>
@@ -12,7 +13,7 @@
 namespace gptrain::inline comm {
 
 using Clock = std::chrono::steady_clock;
-Clock::duration seconds_duration(double seconds);
+Clock::duration seconds_duration(double seconds);  // at most 1e9 seconds
 
 // Owns a file descriptor.
 class Socket {
@@ -45,7 +46,8 @@ struct Accepted {
 // memory for it.
 std::optional<Accepted> accept_from(const Socket& listener, Clock::time_point deadline);
 
-// Tries each address of `host` (a name or number) once, until the deadline. Returns nullopt if none connects.
+// Tries each address of `host` (a name or number) once, until the deadline; looking up a name may take longer. Returns
+// nullopt if none connects.
 std::optional<Socket> connect_to(const std::string& host, int port, Clock::time_point deadline);
 
 // Returns the resolver's reason why `host` has no address; empty if it has one.
@@ -54,14 +56,14 @@ std::string why_unresolved(const std::string& host);
 // Returns this machine's numeric address that reaches `host`; empty if none does.
 std::string address_towards(const std::string& host);
 
-// Returns the numeric addresses of an interface ("eth0"), or the address itself if it belongs to this machine; none if
-// there is no such interface.
+// Returns the numeric addresses of an interface ("eth0") that is up, or the address itself if it belongs to this
+// machine; none if there is no such interface.
 std::vector<std::string> addresses_of_interface(const std::string& name_or_address);
 
 // Returns the names of this machine's interfaces that are up, each once.
 std::vector<std::string> interface_names();
 
-// Returns the numeric addresses of this machine's interfaces without the loopback.
+// Returns the numeric addresses of this machine's interfaces that are up, without the loopback.
 std::vector<std::string> interface_addresses();
 
 // Return true when the socket can be read (or written), false at the deadline.
@@ -88,8 +90,8 @@ class FrameChannel {
   void close() { socket_.close(); }
   void take_frames_up_to(size_t bytes) { most_bytes_ = bytes; }
 
-  // Sends a frame. Returns false and closes the channel if the peer is gone, or has not taken all of it by the
-  // deadline.
+  // Sends a frame. Returns false and closes the channel if the peer is gone, or its system has not taken all of it by
+  // the deadline. True does not mean that the peer has read the frame.
   bool send(std::string_view text, Clock::time_point deadline);
   // Reads data that have arrived, as far as the buffer has room. If the peer has closed the connection, closes the
   // channel once all data before that are read; next_frame still returns their frames.

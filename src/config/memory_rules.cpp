@@ -79,6 +79,7 @@ class MemoryRules : Rules {
   }
 
   // Checks that whatever reads or writes optimizer state can do so while the state is on disk or on the host.
+  // Sets checkpoint.asynchronous to false if state is on disk and the key is not given.
   void check_disk() {
     const char* const path = "memory.offload_optimizer";
     if (!sound({path}) || !config_.memory.keeps_state_away()) return;
@@ -123,7 +124,7 @@ class MemoryRules : Rules {
       fault(path, "needs memory.offload_optimizer_share = 1, as it goes with the state of each layer", nearest);
   }
 
-  // Refuses settings with which delayed updates need more than a second copy of weights and gradients.
+  // Refuses settings that delayed updates cannot be combined with; each message has the reason.
   void check_delay() {
     const char* const path = "memory.offload_update";
     if (!sound({path})) return;

@@ -141,10 +141,10 @@ void add_optimizer_fields(std::vector<Field>& table) {
               .required("1000")
               .only_with(of_type<onebit_adam, zero_one_adam>("onebit-adam or zero-one-adam")),
           field("optimizer.variance_scaler", section, &O::variance_scaler, IntegerRule{1, max_steps, {}},
-                "updates of the second moments after which twice as many steps lie between two of them")
+                "number of updates of the second moments after which the distance between two of them doubles")
               .only_with(of_type<zero_one_adam>("zero-one-adam")),
           field("optimizer.local_scaler", section, &O::local_scaler, IntegerRule{1, max_steps, {}},
-                "steps since freeze_step after which twice as many steps lie between two exchanges of momenta")
+                "number of steps after freeze_step after which the distance between two exchanges of momenta doubles")
               .only_with(of_type<zero_one_adam>("zero-one-adam")),
           field("optimizer.local_most", section, &O::local_most, IntegerRule{1, 1 << 20, {}},
                 "largest number of steps from one exchange to the next, a power of two; 1: every step exchanges")

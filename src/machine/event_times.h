@@ -26,8 +26,8 @@ struct MachineNames {
   std::string device, cluster, software;
 };
 // Returns the device in the cluster that cluster_of chooses. `of_processes`: ranks are processes, otherwise threads of
-// one process. THROWS Error(usage) as find_device, cluster_of and find_software do, and for other software on a
-// measured machine.
+// one process. THROWS Error(usage) as find_device, cluster_of and find_software do, and if software is named
+// for a measured machine.
 Machine machine_named(const MachineNames& names, bool of_processes);
 // Returns the machine as that software runs it. THROWS Error(usage) as find_software does.
 Machine run_by(Machine machine, std::string_view software);

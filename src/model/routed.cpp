@@ -3,8 +3,8 @@
 // tokens, are added.
 //
 // Every tensor rank routes all rows alike. It has a share of each expert's hidden features, or, where ranks share whole
-// experts (ExpertRows), sends a share of the rows. Its gradients of the router's weights are part of a sum over the
-// ranks, so the router's gradients are, too; its own losses count on the first rank.
+// experts (ExpertRows), sends a share of the rows. A rank's gradients of the weights of results are parts of a sum
+// over the ranks, and so are those of the router's matrix; the router's losses count on the first rank.
 #include <algorithm>
 #include <cmath>
 #include <stdexcept>
@@ -85,7 +85,8 @@ class RoutedBranch final : public Branch {
   void jitter(const LayerCall& call, const Matrix& x, const Matrix& y);
   Matrix at(const LayerCall& call, LayerLayout::Field field) const { return layout_.at(call, field); }
   Matrix loads(const LayerCall& call) const { return shares_loads() ? at(call, loads_) : Matrix{}; }
-  // RETURNS the rows of the router's matrix that this rank counts in model FLOPs, as all tensor ranks have all rows.
+  // RETURNS the rows of the router's matrix that count in this rank's model FLOPs: -1, all, on the first tensor rank;
+  // else 0.
   int64_t counted_experts() const { return context_.tensor.rank() == 0 ? -1 : 0; }
   // RETURNS the parameters among which the experts' are.
   const UnitParameters& expert_parameters(const LayerCall& call) const {
@@ -97,9 +98,9 @@ class RoutedBranch final : public Branch {
   }
   // RETURNS the layer's elements of the statistic of routing; not given if this pass does not collect it.
   Matrix statistics(const LayerCall& call) const;
-  // Adds the rows that the rank's experts' room did not let it send to the statistic.
+  // Adds to the statistic the rows that were not sent because the experts' ranks had no room.
   void count_lost_rows(const LayerCall& call);
-  // RETURNS all rows of this rank's rows of the norm's output, in `frame` if they have to be gathered.
+  // RETURNS the norm's output for all rows, of which `rows` has this rank's; in `frame` if they are gathered.
   Matrix all_rows(const Matrix& rows, WorkspaceFrame& frame);
   Matrix in_f32(const Matrix& rows, WorkspaceFrame& frame);
   // RETURNS the rows as the router multiplies them.

@@ -73,7 +73,7 @@ constexpr EnumArray<LaneKind, std::string_view, num_lanes> lane_names = {
     "tensor",    "gradients",        "weights",       "context",     "expert",
     "send_next", "receive_previous", "send_previous", "receive_next"};
 // Numbers of the things that ops may wait for: the lanes as in LaneKind, then the copies of offloaded records, then
-// updates whose state is on disk.
+// updates whose state is away.
 constexpr size_t copy_lane = num_lanes;
 constexpr size_t update_lane = num_lanes + 1;
 constexpr size_t num_waited_lanes = num_lanes + 2;
@@ -106,10 +106,10 @@ std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int
 // each. ranks_per_node 0: all ranks are on one node.
 bool lies_within_a_node(const StepConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind,
                         int64_t ranks_per_node);
-// Returns the number of the piece of the state that the rank has that is number `place` of `replicas` ranks, counted in
-// rising order. `of_node`: number of these ranks on each node if they communicate by node (NodeReplicas), else 0. The
-// pieces of ranks with the same place on their nodes are then neighbours, so that a sum within the node leaves a rank
-// one run of pieces, which it sums between nodes.
+// Returns the number of the piece of state of rank `place` among `replicas` ranks in rising order. `of_node`: number of
+// these ranks on each node if they communicate by node (NodeReplicas), else 0. The pieces of ranks with the same place
+// on their nodes are then neighbours, so that a sum within the node leaves a rank one run of pieces, which it sums
+// between nodes.
 int64_t piece_of_replica(int64_t place, int64_t replicas, int64_t of_node);
 // Returns the groups of the config's lanes, in the order in which all ranks make them. Groups between stages come after
 // them (neighbour_groups). A group of one rank is never made.
@@ -163,7 +163,7 @@ class RankGroups {
   int64_t island() const { return data_rank() / (num_data_ranks() / islands_); }
   // Returns the number of ranks of a group that hold replicas of parameters, and the number of this rank's piece.
   ReplicaRank replica_rank(ReplicaGroup group) const;
-  // Returns the number of the piece of the rank with a number among all ranks that hold the same parameters.
+  // Returns the number of the piece of rank `place` among all ranks that hold the same parameters.
   int64_t piece_of(ReplicaGroup group, int64_t place) const;
   // Returns the number of the group's ranks on each node if they communicate by node, else 0.
   int64_t ranks_of_node(ReplicaGroup group) const {

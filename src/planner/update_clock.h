@@ -40,8 +40,8 @@ class UpdateClock {
   // Returns the end of the last write of the unit to the disk; a moment at 0 if there was none. Also plays the reads of
   // state that are asked for earlier, so that a transfer asked for at that end comes after them.
   Moment written(int32_t unit);
-  // Ends the step in which updates were played: the next one begins at `now`, a moment of this one, and reads the state
-  // of its first units.
+  // Ends the step in which updates were played: the next one begins at `now`, a moment of this one, from which
+  // its times count.
   void begin_next_step(double now);
   // Returns true if any update was played or postponed.
   bool any() const { return !over_.empty() || !postponed_.empty(); }

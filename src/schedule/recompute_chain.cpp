@@ -72,7 +72,7 @@ class ChainSolver::Tables {
     int32_t from = -1;  // first unit of the last step; -1: there is no step yet
     size_t before = 0;  // index of the label at `from` that the step extends
     How how = How::keep;
-    bool away = false;  // the record of `from` is offloaded, or with How::again its input
+    bool away = false;  // the record of `from` is offloaded, or with How::recompute its input
   };
 
   const ChainUnit& unit(int32_t i) const { return chain_.units[i]; }
@@ -140,7 +140,7 @@ class ChainSolver::Tables {
   // The first decision for a segment: keep all or part of its first unit, or run forward and keep only a later output.
   struct Step {
     How how = How::keep;
-    int32_t split = -1;  // How::again: the unit whose output is kept
+    int32_t split = -1;  // How::recompute: the unit whose output is kept
   };
   std::pair<double, Step> best_recompute(int32_t first, int32_t last, int64_t pieces) const {
     std::pair<double, Step> best{never, {}};

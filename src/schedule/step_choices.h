@@ -49,8 +49,8 @@ struct StepChoices {
     return std::any_of(optimizer_state.begin(), optimizer_state.end(),
                        [](MemoryPlace place) { return place != MemoryPlace::device; });
   }
-  // Updates run beside the next step, which computes with the weights before them. REQUIRES: all optimizer state is on
-  // disk, weights and f32 gradients are not, ZeRO 0 to 2.
+  // Updates run beside the next step, which computes with the weights before them. REQUIRES: all optimizer state is
+  // away, weights and f32 gradients are not, ZeRO 0 to 2.
   bool updates_delayed = false;
   bool backward_recomputes = false;  // passes are ordered for backward passes that include recomputation
   LayerChoices layers = {};

@@ -73,8 +73,8 @@ class TrainingStep {
   void forget_errors();
   // Makes the compute weights from the weights in `state()`. Call after writing these.
   void weights_changed();
-  // With StepChoices::updates_delayed lets the weights of the next step be those of the last update, as if the run
-  // began there; else no effect. Call before a save, after which a resumed run begins so. Collective.
+  // With delayed updates makes the next step compute with the weights of the last update, as a resumed run does; else
+  // has no effect. Call before a save. Collective.
   void catch_up();
   // Sets the number of updates done, to continue a run.
   void set_updates(int64_t updates);
@@ -84,7 +84,8 @@ class TrainingStep {
   // Returns the loss scale of the next step; none except in fp16.
   std::optional<LossScale> loss_scale() const;
 
-  // Selects one of StepDesign::programs for the steps that begin from now on; the last one until then. Not collective.
+  // Selects the program of the steps that begin from now on, by its index in StepDesign::programs. Without a call it is
+  // the last one. Not collective.
   void use_program(size_t number);
   // Begins a step; on a device it only queues the step. `source` provides this rank's micro-batches and must live until
   // all steps that have begun have ended. `observer`: called before and after each action; may be null. `stop_wanted`:
@@ -113,13 +114,13 @@ class TrainingStep {
   // Returns all training state that this rank updates, or with `written_only` the part that it writes to a checkpoint
   // (see ParameterStore::state). Waits for gathers. Not collective.
   std::vector<StateSlice> state(bool written_only = false) const;
-  // Whether values of `state()` may be away: on disk, or on the host of a GPU. An address of one on disk leads to no
-  // memory: see `fetched`.
+  // Whether values of `state()` may be away: on disk, or on the host of a GPU. Their addresses lead to no memory: see
+  // `fetched`.
   bool has_state_away() const;
   // Whether a value of `state()` is in memory of the host, though the ops run on a GPU. Not collective.
   bool is_on_host(const void* value) const;
   // Returns the address at which a value of `state()` can be read until the next call of a function of this object: its
-  // own, unless the value is on disk: that is read into memory first.
+  // own, or, for a value that is away, its place in memory, into which it is read first if it lies on disk.
   const std::byte* fetched(const void* value) const;
   // Copy values of `state()`, within one unit, to or from memory of the host. Not collective.
   void read_state(void* to, const void* from, int64_t bytes) const;

@@ -11,13 +11,13 @@ namespace gptrain::inline step {
 
 class UpdateResources {
  public:
-  // Creates nothing if all of the design's state is in the memory of the ops. Borrows `ops`, the backend of the ops,
-  // whose queues log no copies. `threads`: threads of the rank; 0: those of the backend. THROWS as the constructor of
-  // WorkingFiles.
+  // Creates nothing if all of the design's state is in the memory of the ops. Borrows `ops`, the device's backend
+  // without a log (RunContext::device). `threads`: threads of the rank; 0: those of the backend. THROWS as the
+  // constructor of WorkingFiles.
   UpdateResources(const StepDesign& design, Backend& ops, int64_t rank, int threads = 0);
 
-  // Returns the backend and the files of the updates, which this object owns; both pointers are null if it created
-  // neither.
+  // Returns the backend and the files of the updates, which this object owns, and the GPU; null for those that do not
+  // exist.
   UpdateDevice device() const { return {.backend = backend_.get(), .files = files_.get(), .gpu = gpu_}; }
   const WorkingFiles* files() const { return files_.get(); }  // null: none
 

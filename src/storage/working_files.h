@@ -38,9 +38,9 @@ struct WorkingFilesOptions {
   bool may_use_uring = true;
 };
 
-// One thread reads and writes pieces in the order in which they are asked for, with many transfers under way that
-// bypass the page cache (O_DIRECT). Each block has a checksum (CRC-32C) in memory, which is compared when the block is
-// read. All methods may be called by any thread.
+// One thread serves reads in the order in which they are asked for, and writes in theirs; while both wait, it begins
+// transfers of both in turn. Many transfers are under way at once, and bypass the page cache (O_DIRECT). Each block has
+// a checksum (CRC-32C) in memory, which is compared when the block is read. All methods may be called by any thread.
 class WorkingFiles {
  public:
   static constexpr int64_t block_bytes = int64_t{4} << 20;
