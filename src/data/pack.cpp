@@ -417,8 +417,12 @@ class Packer {
     const bool is_one_file = options_.shard_tokens == 0 && result_.was_finished;
     uint32_t found = 0;
     for (int64_t shard = 0; shard < (is_one_file ? 1 : result_.shards); ++shard) {
-      verify_tokens(shard_prefix(options_, shard), any_vocabulary, nullptr);
-      found = add_shard_checksum(shard_prefix(options_, shard), found);
+      try {
+        verify_tokens(shard_prefix(options_, shard), any_vocabulary, nullptr);
+        found = add_shard_checksum(shard_prefix(options_, shard), found);
+      } catch (const Error& error) {
+        throw Error(error.code(), "--resume: {}; restore this shard, or start anew without --resume", error.what());
+      }
     }
     if (found != shards_checksum_) {
       throw Error(ExitCode::data,

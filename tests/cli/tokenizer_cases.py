@@ -423,7 +423,7 @@ class Packing(TokenizerCase):
         self.path("k.pack.json").write_bytes(state)
         # A finished pack is refused as well.
         self.path("k-00001.bin").unlink()
-        self.refuse(DATA, "k-00001.bin", *command, "--resume")
+        self.refuse(DATA, ["k-00001.bin", "restore this shard, or start anew without --resume"], *command, "--resume")
 
     def test_inputs_without_an_end(self):
         self.path("folder").mkdir()
