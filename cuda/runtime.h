@@ -44,7 +44,7 @@ class Runtime {
 
 // Returns the Error that SideQueue::allocate_host throws if the host cannot pin that much memory.
 inline Error cannot_pin(int64_t bytes) {
-  return {ExitCode::device, "cannot pin {} of the host's memory", format_bytes(static_cast<double>(bytes))};
+  return {ExitCode::machine, "cannot pin {} of the host's memory", format_bytes(static_cast<double>(bytes))};
 }
 
 // Opens device number `device`. Throws Error(machine) if it does not exist or is too old, Error(device) if it cannot be

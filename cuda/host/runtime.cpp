@@ -223,7 +223,7 @@ std::string why_no_cuda_device() { return "this process sees no CUDA device"; }
 
 Target cuda_target(int device) {
   if (device < 0 || device >= num_devices)
-    throw Error(ExitCode::device, "there is no CUDA device {}: this machine has {}", device, num_devices);
+    throw Error(ExitCode::machine, "there is no CUDA device {}: this machine has {}", device, num_devices);
   Target target;
   target.name = "host-harness";
   target.identity = std::to_string(device);
