@@ -14,7 +14,7 @@ namespace gptrain::inline base {
 // discarded. REQUIRES: called before any file is opened.
 void open_missing_standard_streams();
 
-// Returns the text with each control character but newlines and tabs, and each byte outside of UTF-8, as "\x1b".
+// Returns the text with control characters but newlines and tabs, and bytes outside of UTF-8, in the form \x1b.
 std::string without_controls(std::string_view text);
 
 // Write text without its control characters: texts of files and arguments reach no terminal as they are. Never throw.

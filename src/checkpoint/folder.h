@@ -22,8 +22,8 @@ std::string temporary_folder_name(int64_t step);                             // 
 std::string rank_file_name(int64_t rank);                                    // "rank-00000.safetensors"
 std::string rank_part_name(int64_t rank, int64_t part);                      // "rank-00000-00000.safetensors"
 
-// Returns the path in the form PARENT/NAME, without dots and trailing slash; relative if `path` is, unless it would end
-// in "..".
+// Returns the path in the form PARENT/NAME, without dots and trailing slash; relative if `path` is, unless NAME would
+// then stand alone or be "..".
 std::filesystem::path plain_path(const std::filesystem::path& path);
 
 // Returns the step of a folder named by step_folder_name, else none.

@@ -1,4 +1,4 @@
-// Collectives over one group of ranks, on host memory, or for groups between devices on device memory.
+// Collectives over one group of ranks, on host memory; in groups of devices (device_groups.h) on device memory.
 #pragma once
 
 #include <cstddef>

@@ -9,8 +9,8 @@
 //     even if every item waits for its peers.
 //   - Items of different lanes are unordered. An item that needs another lane's result is issued after a wait for it.
 //   - A rank's program, all lanes together, must finish even if every item were waited for where it is issued, except
-//     receives between stages, which are issued early and have lanes of their own. Schedules are checked for this. So,
-//     when a rank fails, the items that it has issued run to their end, its peers wait for no others of it, and one
+//     receives between stages, which are issued early and have lanes of their own. Schedules are checked for this. So
+//     items that a rank issued before it failed run to their end, as they need none that it would issue later, and one
 //     thread may queue the work of all lanes on a device (NCCL). A stage that fails gives up its lanes first.
 //   - Nothing is buffered: a send may wait for its receive. Opposing transfers use two lanes or one group of transfers.
 //   - When an item fails, the rank gives up all its lanes, as their peers may be waiting for the failed one.
@@ -59,7 +59,7 @@ class LaneFailure {
 // Runs communication in order of issue. An issued item may start at once: its input must be ready, and neither buffer
 // may be touched until `wait` of its ticket returns. A null group has one rank: nothing is moved, `out` is not written,
 // and the ticket is `done`. One thread issues and waits. Issuing does not allocate; a full lane makes the caller wait
-// for the oldest item. With a thread, every later `wait` throws the exception of an item on any of the rank's lanes.
+// for the oldest item. With a thread, every later `wait` but of `done` throws the exception of an item on any lane.
 class Lane {
  public:
   using Ticket = int64_t;

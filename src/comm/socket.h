@@ -90,8 +90,8 @@ class FrameChannel {
   void close() { socket_.close(); }
   void take_frames_up_to(size_t bytes) { most_bytes_ = bytes; }
 
-  // Sends a frame. Returns false and closes the channel if the peer is gone, or its system has not taken all of it by
-  // the deadline. True does not mean that the peer has read the frame.
+  // Sends a frame. Returns false and closes the channel if the peer is gone, or this system has not taken all of it by
+  // the deadline. True does not mean that the peer has received the frame.
   bool send(std::string_view text, Clock::time_point deadline);
   // Reads data that have arrived, as far as the buffer has room. If the peer has closed the connection, closes the
   // channel once all data before that are read; next_frame still returns their frames.

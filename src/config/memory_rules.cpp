@@ -124,7 +124,7 @@ class MemoryRules : Rules {
       fault(path, "needs memory.offload_optimizer_share = 1, as it goes with the state of each layer", nearest);
   }
 
-  // Refuses settings that delayed updates cannot be combined with; each message has the reason.
+  // Refuses settings that delayed updates cannot be combined with.
   void check_delay() {
     const char* const path = "memory.offload_update";
     if (!sound({path})) return;

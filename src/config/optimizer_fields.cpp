@@ -144,7 +144,7 @@ void add_optimizer_fields(std::vector<Field>& table) {
                 "number of updates of the second moments after which the distance between two of them doubles")
               .only_with(of_type<zero_one_adam>("zero-one-adam")),
           field("optimizer.local_scaler", section, &O::local_scaler, IntegerRule{1, max_steps, {}},
-                "number of steps after freeze_step after which the distance between two exchanges of momenta doubles")
+                "from freeze_step on, the distance between two exchanges of momenta doubles after every so many steps")
               .only_with(of_type<zero_one_adam>("zero-one-adam")),
           field("optimizer.local_most", section, &O::local_most, IntegerRule{1, 1 << 20, {}},
                 "largest number of steps from one exchange to the next, a power of two; 1: every step exchanges")

@@ -82,8 +82,8 @@ class Backend {
 
   virtual const Target& target() const = 0;
 
-  // RETURNS device memory that begins at a multiple of 256 bytes, contents undefined. THROWS Error(device), or
-  // Error(machine) on a CPU, if there is not enough.
+  // RETURNS device memory that begins at a multiple of 256 bytes, contents undefined. THROWS Error(machine) if there is
+  // not enough.
   virtual std::unique_ptr<DeviceMemory> allocate(int64_t bytes) = 0;
   // Sets the memory that ops may use while they run, until the next call. The caller owns it.
   virtual void set_scratch(std::byte* data, int64_t bytes) = 0;
@@ -138,7 +138,7 @@ std::unique_ptr<Backend> make_cpu_backend(int num_threads, bool thread_independe
 
 // RETURNS the CUDA backend (own kernels, cuBLASLt, cuDNN) on device number `device` of the devices that this process
 // sees, and makes that the calling thread's current device. `algorithm_cache` is the key run.algorithm_cache: where
-// timed algorithms are stored and looked up. THROWS Error(device) if there is no such device, it is too old, or this
+// timed algorithms are stored and looked up. THROWS Error(machine) if there is no such device, it is too old, or this
 // build has no CUDA.
 std::unique_ptr<Backend> make_cuda_backend(int device, const std::string& algorithm_cache = "auto");
 // RETURNS 0 if there is no device, no driver, or no CUDA in this build.

@@ -59,7 +59,7 @@ class SideQueue {
   // read or filled at any time until ops marked afterwards have finished. Backend's thread.
   virtual void copy_among_ops(void* to, const void* from, int64_t bytes) = 0;
 
-  // RETURNS host memory (pinned) that these copies read and write fast. THROWS Error(device) if there is not enough.
+  // RETURNS host memory (pinned) that these copies read and write fast. THROWS Error(machine) if there is not enough.
   virtual std::unique_ptr<DeviceMemory> allocate_host(int64_t bytes) = 0;
   // RETURNS pinned host memory that only queued copies may read and write. THROWS as allocate_host.
   virtual std::unique_ptr<DeviceMemory> allocate_for_copies(int64_t bytes) { return allocate_host(bytes); }

@@ -174,7 +174,8 @@ class RankGroups {
   // REQUIRES: called at most once, by the thread that calls the backend, before a lane is used or a lane's group is
   // taken. Collective over the world. `own_devices`: no two ranks share a device, so devices may exchange directly
   // (NCCL); otherwise, and in a build without NCCL, data goes through the host.
-  // THROWS Error(device) if there is no memory for it or the devices' groups are not made within `timeout_seconds`.
+  // THROWS Error(machine) if memory is short, Error(device) if the devices' groups are not made within
+  // `timeout_seconds`.
   void use_memory_of(Backend& backend, bool own_devices, double timeout_seconds);
 
   // Returns the size of this rank's group of a kind.

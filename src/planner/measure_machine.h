@@ -18,8 +18,8 @@ struct MeasuringOptions {
 };
 
 // Measures a CPU for 1, 2, 4, ... ranks that share its cores and work at the same time, and the links between ranks as
-// threads; or a GPU for one rank. Uses at most 1 GiB of memory per rank and 32 MiB of storage. THROWS Error(device) if
-// the device is not available or fails, Error(usage) if the folder cannot be written to.
+// threads; or a GPU for one rank. Uses at most 1 GiB of memory per rank and 32 MiB of storage. THROWS Error(machine) if
+// the device is not available, Error(device) if it fails, Error(usage) if the folder cannot be written to.
 MeasuredMachine measure_machine(const MeasuringOptions& options);
 
 // Measures and checks, as bench_collectives does, the collectives between all ranks of the world. Collective: all ranks

@@ -50,7 +50,7 @@ struct StepChoices {
                        [](MemoryPlace place) { return place != MemoryPlace::device; });
   }
   // Updates run beside the next step, which computes with the weights before them. REQUIRES: all optimizer state is
-  // away, weights and f32 gradients are not, ZeRO 0 to 2.
+  // away, weights and gradients are not, gradients are f32, ZeRO 0 to 2.
   bool updates_delayed = false;
   bool backward_recomputes = false;  // passes are ordered for backward passes that include recomputation
   LayerChoices layers = {};

@@ -17,8 +17,8 @@ namespace gptrain::inline step {
 class StateSnapshot {
  public:
   // Takes `bytes` of host memory, pinned if a device has its own memory. Touches all pages, so that the first copy is
-  // fast and a machine without enough memory fails at the start. Borrows the backend. THROWS Error(device), or
-  // Error(machine) on a CPU, if memory is short.
+  // fast and a machine without enough memory fails at the start. Borrows the backend. THROWS Error(machine) if
+  // memory is short.
   StateSnapshot(Backend& backend, int64_t bytes);
 
   // Returns the address of a value that is in memory of the host though the backend has its own; null for others.

@@ -44,7 +44,7 @@ class TrainingStep {
  public:
   // Takes the design's arenas from `backend`. Borrows the backend, the groups and the members of `updates`. REQUIRES:
   // the design is for the groups' rank. Weights and state are undefined until `initialize`, or until the caller has
-  // written `state()` and called weights_changed. THROWS Error(device), or Error(machine) on a CPU, if memory is short.
+  // written `state()` and called weights_changed. THROWS Error(machine) if memory is short.
   TrainingStep(std::shared_ptr<const StepDesign> design, Backend& backend, RankGroups& groups,
                const UpdateDevice& updates = {});
   // Waits until no other rank reads this rank's memory.
