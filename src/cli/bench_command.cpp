@@ -251,7 +251,7 @@ void add_bench_command(CLI::App& app) {
   comm->add_option("--dtype", arguments->dtype, "type of the elements: f32 or bf16")
       ->check(CLI::IsMember({"f32", "bf16"}));
   comm->add_option("--algorithm", arguments->algorithms,
-                   "measure these ways to sum (src/comm/README.md) instead, with commas between them")
+                   "measure these ways to sum instead: A,B (see src/comm/README.md)")
       ->delimiter(',')
       ->allow_extra_args(false)
       ->check(CLI::IsMember(algorithm_words()))

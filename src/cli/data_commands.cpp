@@ -105,11 +105,11 @@ void add_pack_command(CLI::App& data) {
   command->add_option("--out", packing->out, "write PREFIX.bin and PREFIX.idx")->required()->type_name("PREFIX");
   command
       ->add_option("--tokenizer", packing->tokenizer,
-                   "bytes, tokenizer.json, tiktoken's rank file, SentencePiece .model, or a folder")
+                   "bytes, tokenizer.json, tiktoken file, SentencePiece .model, a folder")
       ->required()
       ->type_name("NAME");
   command->add_option("--pattern", packing->pattern,
-                      "pattern of tiktoken's rank file: gpt2, gpt4, o200k, llama3, qwen2, REGEX");
+                      "pattern of a tiktoken file: gpt2, gpt4, o200k, llama3, qwen2, REGEX");
   add_reading_options(*command, packing->reading);
   command->add_flag("--append-eod", options.append_end, "write an end-of-document token after each document");
   command->add_option("--end-token", options.end_token, "write this token (its text or id) after each document")
