@@ -120,11 +120,13 @@ class Disk(CheckpointCase):
             self.refuse(USAGE, [f"memory.offload_{key} = \"disk\": needs parallel.zero = ", "with 2 data ranks"],
                         "train", self.config, *self.on_disk(f"memory.offload_{key}=disk", "run.out=new"), "--ranks", 2,
                         "--dry-run")
-        self.refuse(USAGE, ["zero-bubble-v", "gradients of two micro-batches of a layer", "try \"1f1b\""], "train",
-                    self.config, "--ranks", 2, "--dry-run", *overrides("parallel.pipeline=2", "model.tied_head=true",
-                                                                       "parallel.pipeline_schedule=zero-bubble-v",
-                                                                       "model.num_layers=4"),
-                    *self.on_disk("memory.offload_gradients=disk", "run.out=new"))
+        for place, state in (("disk", self.on_disk()),
+                             ("host", ["--target", "h100", *overrides("memory.offload_optimizer=host")])):
+            self.refuse(USAGE, [f"memory.offload_gradients = \"{place}\"", "zero-bubble-v",
+                                "gradients of two micro-batches of a layer", "try \"1f1b\""], "train", self.config,
+                        "--world-size", 2, "--dry-run", *state,
+                        *overrides("parallel.pipeline=2", "model.tied_head=true", "parallel.pipeline_schedule=zero-bubble-v",
+                                   "model.num_layers=4", f"memory.offload_gradients={place}", "run.out=new"))
         self.refuse(USAGE, ["checkpoint.asynchronous = true: must be false with memory.offload_optimizer"],
                     "config", "check", self.config, *self.on_disk("checkpoint.asynchronous=true"))
         for kind in ("muon", "adafactor"):
