@@ -35,7 +35,7 @@ struct MixturePhase {
 };
 
 // The order that dataset.h describes. Position n mod 65536 of every cycle belongs to one source, by one keyed
-// permutation of the slots: each source owns as many slots in a row as round_to_slots gives it, in their order. The
+// permutation of the slots: the sources own slots in a row, in their order, as many as round_to_slots gives each. The
 // sample's ordinal in its source, cycle * slots + the owned positions before it in the cycle, rises without gaps with
 // n, so that one epoch of a source ends before the next begins; each epoch has its own permutation. Each phase has its
 // own cycles, counted from its first sample, with slots permuted by the phase's number as tweak; ordinals continue.

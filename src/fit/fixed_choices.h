@@ -19,8 +19,8 @@ constexpr bool backward_recomputes(RecomputeKind kind) {
 // Returns the config with this number of blocks offloaded on each stage.
 RunConfig with_offloaded_blocks(RunConfig config, int64_t blocks);
 
-// Returns the choices for all units of the model. REQUIRES: memory.recompute is not "optimal", and memory.offload
-// neither "optimal" nor "hidden".
+// Returns the choices for all units of the model. REQUIRES: memory.recompute is not "optimal", and
+// MemoryConfig::offload neither "optimal" nor "hidden".
 UnitChoices fixed_units(const RunConfig& config);
 
 // Returns the choices that layers read.

@@ -51,8 +51,8 @@ class RecomputePlanner {
   int64_t hidden_count(RecomputeKind kind) const;
   bool search(int64_t budget_bytes, bool may_copy, std::optional<RecomputePoint>& best) const;
   std::optional<RecomputePoint> best_with_few(int64_t budget_bytes, bool may_copy) const;
-  // Generators: the chain solver's choices without copies; the other values of memory.recompute and memory.offload;
-  // every n-th block; the solver's choices with copies.
+  // Generators: the chain solver's choices without copies; the other values of memory.recompute and
+  // MemoryConfig::offload; every n-th block; the solver's choices with copies.
   void try_chains(int64_t budget_bytes, std::optional<RecomputePoint>& best) const;
   void try_usual(int64_t budget_bytes, std::optional<RecomputePoint>& best) const;
   void try_intervals(int64_t budget_bytes, std::optional<RecomputePoint>& best) const;

@@ -48,7 +48,8 @@ double recompute_seconds(const Chain& chain, const UnitChoices& choices);
 
 // Finds the choices that take the least time within a budget. Memory is counted in pieces of most_bytes / resolution
 // bytes, rounded up; it is exact if a piece is one byte. In chains of more than 128 units, at most 64 units are
-// recomputed from one kept input. With several micro-batches in flight the result is only close to the best.
+// recomputed from one kept input. In long chains, or with several micro-batches in flight, the result is only close to
+// the best.
 class ChainSolver {
  public:
   // Copies the chain. `most_bytes` is the largest budget that best() will be called with.
