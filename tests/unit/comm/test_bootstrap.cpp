@@ -162,6 +162,7 @@ TEST_CASE("a process that is alone in a job of another batch system") {
     return launch.tasks_variable + "=" + std::to_string(launch.tasks_of_job);
   };
   CHECK(tasks({{"PBS_NP", "4"}}) == "PBS_NP=4");
+  CHECK(tasks({{"PMI_SIZE", "4"}}) == "PMI_SIZE=4");
   CHECK(tasks({{"LSB_DJOB_NUMPROC", "8"}}) == "LSB_DJOB_NUMPROC=8");
   CHECK(tasks({{"SLURM_NPROCS", "4"}}) == "SLURM_NPROCS=4");
   CHECK(tasks({{"SLURM_NTASKS_PER_NODE", "2"}, {"SLURM_NNODES", "3"}}) == "SLURM_NTASKS_PER_NODE=6");
