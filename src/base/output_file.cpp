@@ -68,8 +68,13 @@ OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code, std
   std::error_code none;
   const bool is_device = std::filesystem::is_character_file(path_, none);  // a device such as /dev/full or a terminal
   if (mode == Mode::append && !is_device) ordinary(path_, "append to", code_);
-  descriptor_ = call_with_tries([&] { return ::open(path_.c_str(), open_flags(mode) | O_WRONLY | O_CLOEXEC, 0666); });
-  if (descriptor_ < 0) fail(code_, "open", shown_, errno);
+  // Never waits for the reader of a pipe that has come there since.
+  const int flags = open_flags(mode) | O_WRONLY | O_CLOEXEC | (mode == Mode::append ? O_NONBLOCK : 0);
+  descriptor_ = call_with_tries([&] { return ::open(path_.c_str(), flags, 0666); });
+  const int error = errno;
+  if (descriptor_ < 0 && error == ENXIO) ordinary(path_, "append to", code_);
+  if (descriptor_ < 0) fail(code_, "open", shown_, error);
+  if (mode == Mode::append) ::fcntl(descriptor_, F_SETFL, ::fcntl(descriptor_, F_GETFL) & ~O_NONBLOCK);
   struct stat status {};
   if (mode == Mode::append && ::fstat(descriptor_, &status) == 0) end_ = status.st_size;
 }
