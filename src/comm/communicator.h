@@ -1,4 +1,4 @@
-// Collectives over one group of ranks, on host memory; in groups of devices (device_groups.h) on device memory.
+// Collectives over one group of ranks, on host memory, or (device_groups.h, staged.h) on the memory of its devices.
 #pragma once
 
 #include <cstddef>
