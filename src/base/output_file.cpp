@@ -47,14 +47,17 @@ std::filesystem::path temporary_path(std::filesystem::path path) {
   return path;
 }
 
-// Returns the path; refuses devices and pipes there. A rename would replace them by a file, and opening a pipe that
-// nobody reads never returns.
+[[noreturn]] void refuse_unordinary(ExitCode code, const char* action, const std::filesystem::path& path) {
+  throw Error(code, "cannot {} {}: it is no ordinary file", action, path.string());
+}
+
+// Returns the path; refuses devices and pipes there, which a rename would replace by a file.
 std::filesystem::path ordinary(std::filesystem::path path, const char* action, ExitCode code) {
   std::error_code none;
   const std::filesystem::file_status there = std::filesystem::status(path, none);
   if (std::filesystem::exists(there) && !std::filesystem::is_regular_file(there) &&
       !std::filesystem::is_directory(there))
-    throw Error(code, "cannot {} {}: it is no ordinary file", action, path.string());
+    refuse_unordinary(code, action, path);
   return path;
 }
 
@@ -65,18 +68,21 @@ OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code) : O
 OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code, std::filesystem::path shown)
     : path_(std::move(path)), shown_(std::move(shown)), code_(code) {
   if (mode != Mode::create) remove_lost_link(path_);
-  std::error_code none;
-  const bool is_device = std::filesystem::is_character_file(path_, none);  // a device such as /dev/full or a terminal
-  if (mode == Mode::append && !is_device) ordinary(path_, "append to", code_);
-  // Never waits for the reader of a pipe that has come there since.
-  const int flags = open_flags(mode) | O_WRONLY | O_CLOEXEC | (mode == Mode::append ? O_NONBLOCK : 0);
+  // Without waiting: opening a pipe that nobody reads would never return.
+  const bool appends = mode == Mode::append;
+  const int flags = open_flags(mode) | O_WRONLY | O_CLOEXEC | (appends ? O_NONBLOCK : 0);
   descriptor_ = call_with_tries([&] { return ::open(path_.c_str(), flags, 0666); });
-  const int error = errno;
-  if (descriptor_ < 0 && error == ENXIO) ordinary(path_, "append to", code_);
-  if (descriptor_ < 0) fail(code_, "open", shown_, error);
-  if (mode == Mode::append) ::fcntl(descriptor_, F_SETFL, ::fcntl(descriptor_, F_GETFL) & ~O_NONBLOCK);
+  if (descriptor_ < 0 && appends && errno == ENXIO) refuse_unordinary(code_, "append to", path_);
+  if (descriptor_ < 0) fail(code_, "open", shown_, errno);
   struct stat status {};
-  if (mode == Mode::append && ::fstat(descriptor_, &status) == 0) end_ = status.st_size;
+  if (!appends || ::fstat(descriptor_, &status) != 0) return;
+  // A character device may be a terminal or /dev/full.
+  if (!S_ISREG(status.st_mode) && !S_ISCHR(status.st_mode)) {
+    ::close(descriptor_);
+    refuse_unordinary(code_, "append to", path_);
+  }
+  ::fcntl(descriptor_, F_SETFL, ::fcntl(descriptor_, F_GETFL) & ~O_NONBLOCK);
+  end_ = status.st_size;
 }
 
 OutputFile::~OutputFile() {
