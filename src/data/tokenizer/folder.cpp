@@ -25,9 +25,10 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+// A link that leads nowhere counts: opening it reports the reason.
 bool has_file(const fs::path& path) {
   std::error_code unreadable;  // ignored: opening the file reports the reason
-  return fs::exists(path, unreadable);
+  return fs::exists(fs::symlink_status(path, unreadable));
 }
 
 json json_in(const fs::path& path) {
