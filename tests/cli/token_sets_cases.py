@@ -108,7 +108,7 @@ class TokenSets(CliCase):
         self.refuse(DATA, ["the training data are not those that the run was trained on", "data.train[0] now: d: "], *more)
         hidden.rename(first)
         index.rename(self.path("d/set-00000.idx"))
-        write_tokens(self.path("d/set-00099"), [5] * 400)
+        write_tokens(self.path("d/more"), [5] * 400)
         self.refuse(DATA, "the training data are not those that the run was trained on", *more)
         self.assertIn("data.train[0]: d: ", self.succeed(*more, "--accept-changes", "data"))
 
