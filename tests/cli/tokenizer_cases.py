@@ -68,7 +68,7 @@ class Tokenize(TokenizerCase):
 
     def test_refusals(self):
         for messages, arguments in [
-            ("cannot read absent.json: No such file", ["--tokenizer", "absent.json", "x"]),
+            (["cannot read gpt2: No such file", 'src/data/README.md, "Tokens of a published model"'], ["--tokenizer", "gpt2", "x"]),
             ("--pattern is for rank files", ["--tokenizer", "t.json", "--pattern", "gpt2", "x"]),
             ("--decode: x is not an id", ["--tokenizer", "t.json", "--decode", "x"]),
         ]:
