@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/error.h"
 #include "base/json.h"
@@ -15,6 +17,7 @@
 #include "checkpoint/model_check.h"
 #include "checkpoint/new_folder.h"
 #include "checkpoint/safetensors.h"
+#include "data/tokenizer/tokenizer_json.h"
 
 namespace gptrain::inline checkpoint {
 namespace fs = std::filesystem;
@@ -126,6 +129,11 @@ std::vector<int64_t> write_weights(NewFolder& folder, HfSource& source, const Hf
   return sizes;
 }
 
+bool is_added(const Tokenizer& tokenizer, int32_t id) {
+  const std::vector<AddedToken>& added = tokenizer.parts().added;
+  return std::any_of(added.begin(), added.end(), [&](const AddedToken& token) { return token.id == id; });
+}
+
 // Writes the tokenizer's file, and the files by which AutoTokenizer loads it and generation ends at its end token. A
 // SentencePiece model does not say which class loads it.
 void write_tokenizer(NewFolder& folder, const TokenizerRecord& record, int64_t sequence_length) {
@@ -134,17 +142,15 @@ void write_tokenizer(NewFolder& folder, const TokenizerRecord& record, int64_t s
                 {"model_max_length", sequence_length},
                 {"clean_up_tokenization_spaces", false}};
   Json generation = Json::object();
-  if (record.end_token) {
-    const std::string end(tokenizer->text_of(*record.end_token));
-    for (const char* use : {"bos_token", "eos_token", "pad_token"}) {
-      about[use] = end;
-      generation[fmt::format("{}_id", use)] = *record.end_token;
-    }
+  for (const char* use : {"bos_token", "eos_token", "pad_token"}) {
+    if (!record.end_token) continue;
+    if (is_added(*tokenizer, *record.end_token)) about[use] = std::string(tokenizer->text_of(*record.end_token));
+    generation[fmt::format("{}_id", use)] = *record.end_token;
   }
   folder.write("generation_config.json", json_text(generation, 2) + '\n');
   if (tokenizer->sentencepiece() != nullptr)
     return folder.write("tokenizer.model", tokenizer->sentencepiece()->model());
-  folder.write(std::string(tokenizer_name), record.text);
+  folder.write(std::string(tokenizer_name), with_added_ids(record.text));
   folder.write("tokenizer_config.json", json_text(about, 2) + '\n');
 }
 
@@ -157,9 +163,15 @@ std::string tokenizer_note(const std::optional<TokenizerRecord>& record) {
            "and 256 as the end of a document";
   if (record->text.empty())
     return "no tokenizer is exported: the checkpoint has only its hash; copy its tokenizer.json there";
-  if (tokenizer_of(*record, std::string(tokenizer_name))->sentencepiece() != nullptr)
+  const auto tokenizer = tokenizer_of(*record, std::string(tokenizer_name));
+  if (tokenizer->sentencepiece() != nullptr)
     return "tokenizer.model is exported without tokenizer_config.json: write there which tokenizer_class loads it, as "
            "LlamaTokenizer";
+  if (record->end_token && !is_added(*tokenizer, *record->end_token))
+    return fmt::format(
+        "documents end with {}, an ordinary piece: generation_config.json has this id, and "
+        "tokenizer_config.json, which only names special tokens, has no eos_token",
+        *record->end_token);
   return "";
 }
 

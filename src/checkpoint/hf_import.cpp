@@ -168,14 +168,15 @@ void require_tied_head(const std::vector<HfTensor>& tensors, const HfFiles& file
               config_file.string(), table->name, head, files.file_of(head).filename().string());
 }
 
+// A link that leads nowhere counts.
 bool has_file(const fs::path& folder, const char* name) {
   std::error_code unreadable;
-  return fs::exists(folder / name, unreadable);
+  return fs::exists(fs::symlink_status(folder / name, unreadable));
 }
 
 // Notes the folder's files about tokenizer and generation that a checkpoint does not keep.
 void note_files_left_behind(const fs::path& folder, bool has_tokenizer, std::vector<std::string>& notes) {
-  constexpr const char* vocabularies[] = {"tokenizer.json", "tokenizer.model", "tiktoken.model",
+  constexpr const char* vocabularies[] = {"tokenizer.json", "tokenizer.model", "tiktoken.model", "tekken.json",
                                           "vocab.json",     "merges.txt",      "vocab.txt"};
   constexpr const char* others[] = {"tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
                                     "chat_template.jinja", "generation_config.json"};
@@ -192,15 +193,14 @@ void note_files_left_behind(const fs::path& folder, bool has_tokenizer, std::vec
 std::optional<TokenizerRecord> tokenizer_in(const fs::path& folder, const HfDescription& description,
                                             int64_t vocab_size, std::vector<std::string>& notes) {
   const auto has = [&](const char* name) { return has_file(folder, name); };
-  const bool as_folder = has("tokenizer.json") || (has("vocab.json") && has("merges.txt"));
-  if (!as_folder && !has("tokenizer.model") && !has("tiktoken.model")) {
+  const bool is_of_gpt2 = has("vocab.json") && has("merges.txt");
+  if (!has("tokenizer.json") && !is_of_gpt2 && !has("tokenizer.model") && !has("tiktoken.model")) {
     notes.push_back(
         "no tokenizer is imported: the folder holds none; name one in data.tokenizer, and in generate --tokenizer");
     return std::nullopt;
   }
   try {
-    const auto tokenizer =
-        load_tokenizer((as_folder || !has("tokenizer.model") ? folder : folder / "tokenizer.model").string());
+    const auto tokenizer = load_tokenizer(folder.string());
     std::optional<int32_t> end = description.end_token;
     if (end && !tokenizer->has(*end)) end.reset();
     if (tokenizer->vocab_size() <= vocab_size) return make_tokenizer_record(*tokenizer, end);

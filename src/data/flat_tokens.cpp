@@ -174,6 +174,11 @@ FlatTokens open_flat_tokens(const fs::path& path, std::optional<DType> dtype) {
     if (*dtype != DType::u16) warn_of_i64(file, path, "u32");
     return {std::move(file), TokenFormat::nanogpt, *dtype, 0};
   }
+  for (const std::string_view suffix : {".idx", ".meta.json", ".pack.json"}) {
+    if (!path.native().ends_with(suffix)) continue;
+    throw Error(ExitCode::data, "{}: holds no tokens; name the token file that it belongs to by its PREFIX, {}",
+                path.native(), path.native().substr(0, path.native().size() - suffix.size()));
+  }
   if (path.extension() != ".bin") {
     throw Error(ExitCode::data,
                 "{}: no token file of llm.c, no .npy, and not the .bin of nanoGPT; `gptrain data pack` makes token "

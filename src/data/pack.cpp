@@ -344,7 +344,8 @@ class Packer {
     if (block.kind == InputKind::rows || block.kind == InputKind::text || block.kind_was_asked) return text;
     const bool has_brackets = text.ends_with(')');
     return fmt::format("{}{}read as {}: if that is wrong, name its format with --format{}", text,
-                       has_brackets ? "; " : " (", format_name(block.kind), has_brackets ? "" : ")");
+                       has_brackets ? "; " : " (", format_name(block.kind, block.csv_delimiter),
+                       has_brackets ? "" : ")");
   }
 
   void save_state(const BlockPosition& position, int64_t documents_done, bool finished) const {

@@ -23,6 +23,9 @@ MappedFile open_part(const std::filesystem::path& prefix, std::string_view suffi
   std::filesystem::path path = token_file_path(prefix, suffix);
   std::error_code ignored;
   if (!std::filesystem::exists(path, ignored)) {
+    const std::filesystem::file_status named = std::filesystem::status(prefix, ignored);
+    if (std::filesystem::exists(named) && !std::filesystem::is_directory(named))
+      throw Error(ExitCode::data, "cannot read {}: not a regular file", prefix.native());
     throw Error(ExitCode::data,
                 "{} does not exist (a data path is the PREFIX of PREFIX.bin and PREFIX.idx, which `gptrain data pack` "
                 "writes, or a file of llm.c, nanoGPT or numpy)",

@@ -10,6 +10,7 @@
 #include "base/error.h"
 #include "base/json.h"
 #include "base/json_reason.h"
+#include "base/json_scanner.h"
 #include "data/mapped_file.h"
 #include "data/token_paths.h"
 
@@ -97,12 +98,15 @@ std::optional<TokenMeta> read_token_meta(const std::filesystem::path& prefix) {
     throw Error(ExitCode::data, "cannot read {}: {}", path.native(), error.message());
   }
   const MappedFile file(path);
+  std::string text;
   try {
     if (file.size_bytes() > max_file_bytes)
       throw json::other_error::create(505, "it is larger than such a file can be", nullptr);
-    const std::string text(reinterpret_cast<const char*>(file.data()), file.size_bytes());
+    text.assign(reinterpret_cast<const char*>(file.data()), file.size_bytes());
     file.check();
     return parse(text);
+  } catch (const json::parse_error&) {
+    throw Error(ExitCode::data, "{} cannot be used: {}", path.native(), describe_json_fault(text));
   } catch (const json::exception& fault) {
     throw Error(ExitCode::data, "{} cannot be used: {}", path.native(), json_reason(fault));
   }

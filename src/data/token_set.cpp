@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <fnmatch.h>
 #include <glob.h>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <set>
@@ -31,14 +32,14 @@ namespace fs = std::filesystem;
 constexpr size_t shard_digits = 5;
 
 // Returns the token file to which a name leads: PREFIX for its .bin and .idx, or the file itself if it has no index.
-// nullopt for other files, PREFIX.meta.json included.
+// nullopt for folders and other files, PREFIX.meta.json included.
 std::optional<fs::path> token_file_with(const fs::path& name) {
   const fs::path prefix = fs::path(name).replace_extension();
   std::error_code ignored;
   const bool has_index = fs::exists(token_file_path(prefix, ".idx"), ignored);
   if (name.extension() == ".idx" || (name.extension() == ".bin" && has_index)) return prefix;
-  if (name.extension() == ".bin" || name.extension() == ".npy") return name;
-  return std::nullopt;
+  const bool is_flat = name.extension() == ".bin" || name.extension() == ".npy";
+  return is_flat && !fs::is_directory(name, ignored) ? std::optional(name) : std::nullopt;
 }
 
 std::vector<fs::path> token_files_among(const std::vector<fs::path>& names) {
@@ -69,12 +70,20 @@ std::vector<fs::path> names_that_match(const std::string& pattern) {
   return names;
 }
 
+fs::path folder_of(const fs::path& prefix) { return prefix.has_parent_path() ? prefix.parent_path() : "."; }
+
+[[noreturn]] void throw_gap(const fs::path& prefix, int64_t missing, int64_t later) {
+  throw Error(
+      ExitCode::data,
+      "{}.idx is missing, although there is a later shard, {}: restore the missing shard, or pack the texts again",
+      shard_path(prefix, missing).native(), shard_path(prefix, later).native());
+}
+
 // Returns the shards PREFIX-00000, PREFIX-00001, ...
 std::vector<fs::path> shards_of(const fs::path& prefix) {
-  const fs::path folder = prefix.has_parent_path() ? prefix.parent_path() : ".";
   const std::string start = prefix.filename().native() + "-";
   std::set<int64_t> numbers;
-  for (const fs::path& path : names_in(folder)) {
+  for (const fs::path& path : names_in(folder_of(prefix))) {
     const std::string name = path.filename().native();
     if (!name.starts_with(start) || path.extension() != ".idx") continue;
     const std::string digits = name.substr(start.size(), name.size() - start.size() - std::string_view(".idx").size());
@@ -85,23 +94,26 @@ std::vector<fs::path> shards_of(const fs::path& prefix) {
   std::vector<fs::path> shards;
   for (const int64_t number : numbers) {
     const auto expected = static_cast<int64_t>(shards.size());
-    if (number != expected)
-      throw Error(ExitCode::data,
-                  "{}-{:05}.idx is missing, although there is a later shard, {}-{:05}: restore the missing shard, or "
-                  "pack the texts again",
-                  prefix.native(), expected, prefix.native(), number);
+    if (number != expected) throw_gap(prefix, expected, number);
     shards.push_back(shard_path(prefix, number));
   }
   return shards;
 }
 
-// Returns PREFIX of a shard PREFIX-00000; nullopt for other names.
-std::optional<fs::path> prefix_of_shard(const fs::path& file) {
+struct ShardName {
+  fs::path prefix;
+  int64_t number;
+};
+
+// Returns nullopt if the name is not PREFIX-00000 with at least five digits.
+std::optional<ShardName> shard_name_of(const fs::path& file) {
   const std::string& name = file.native();
   const size_t dash = name.rfind('-');
   if (dash == std::string::npos || name.size() - dash - 1 < shard_digits) return std::nullopt;
-  if (name.find_first_not_of("0123456789", dash + 1) != std::string::npos) return std::nullopt;
-  return name.substr(0, dash);
+  const char* const end = name.data() + name.size();
+  int64_t number = -1;
+  if (std::from_chars(name.data() + dash + 1, end, number).ptr != end || number < 0) return std::nullopt;
+  return ShardName{name.substr(0, dash), number};
 }
 
 // Warns once per pack, because a run looks for its files several times.
@@ -121,20 +133,30 @@ void warn_of_unfinished(const fs::path& prefix) {
               shard.native(), prefix.native(), format_counted(packed.shards, "shard"));
 }
 
-// Refuses to go without a shard that the state of the pack counts, if `is_meant(shard)`.
+// Refuses to go without a shard that lies between others or that the state of the pack counts, if `is_meant(shard)`.
+// Names that end with numbers, such as dates, are no set unless PREFIX-00000 is one of them.
 template <typename IsMeant>
 std::vector<fs::path> with_all_shards(std::vector<fs::path> files, const IsMeant& is_meant) {
+  constexpr int64_t most_shards = 100'000;
   const std::set<fs::path> found(files.begin(), files.end());
-  std::set<fs::path> prefixes;
+  std::map<fs::path, int64_t> last_of_prefix;
   for (const fs::path& file : files) {
-    const std::optional<fs::path> prefix = prefix_of_shard(file);
-    if (!prefix || !prefixes.insert(*prefix).second) continue;
-    const std::optional<PackedShards> packed = packed_shards(*prefix);
-    for (int64_t number = 0; packed && number < packed->shards; ++number) {
-      const fs::path shard = shard_path(*prefix, number);
-      if (!found.contains(shard) && is_meant(shard)) throw_missing(shard, *prefix, *packed);
+    const std::optional<ShardName> name = shard_name_of(file);
+    if (!name) continue;
+    int64_t& last = last_of_prefix.emplace(name->prefix, name->number).first->second;
+    last = std::max(last, name->number);
+  }
+  for (const auto& [prefix, last] : last_of_prefix) {
+    const std::optional<PackedShards> packed = packed_shards(prefix);
+    const int64_t counted = packed ? packed->shards : 0;
+    const int64_t shards = std::max(counted, found.contains(shard_path(prefix, 0)) ? last : 0);
+    for (int64_t number = 0; number < std::min(shards, most_shards); ++number) {
+      const fs::path shard = shard_path(prefix, number);
+      if (found.contains(shard) || !is_meant(shard)) continue;
+      if (number < counted) throw_missing(shard, prefix, *packed);
+      throw_gap(prefix, number, last);
     }
-    if (packed && !packed->finished) warn_of_unfinished(*prefix);
+    if (packed && !packed->finished) warn_of_unfinished(prefix);
   }
   return files;
 }
@@ -197,8 +219,9 @@ std::vector<fs::path> token_files_of(const std::string& path) {
   if (fs::is_directory(path, ignored)) return with_all_shards(token_files_among(names_in(path)), any);
   if (is_pattern(path)) return files_of_pattern(path);
   const fs::path first = shard_path(path, 0);
-  if (fs::exists(token_file_path(first, ".idx"), ignored)) return with_all_shards(shards_of(path), any);
-  if (const std::optional<PackedShards> packed = packed_shards(path)) throw_missing(first, path, *packed);
+  const bool has_first = fs::exists(token_file_path(first, ".idx"), ignored);
+  if (const auto packed = has_first ? std::nullopt : packed_shards(path)) throw_missing(first, path, *packed);
+  if (has_first || fs::is_directory(folder_of(path), ignored)) return with_all_shards(shards_of(path), any);
   return {};
 }
 

@@ -132,7 +132,7 @@ void Checkpointing::start_from_weights(const fs::path& checkpoint) {
   for (const std::string& change : changes) print_out("  {}\n", change);
   if (const std::string warning = rise_warning(checkpoint); !warning.empty()) print_err("warning: {}\n", warning);
   const std::optional<TokenizerRecord> before = read_tokenizer(checkpoint);
-  if (before && data_.tokenizer && before->sha256 != data_.tokenizer->sha256)
+  if (before && data_.tokenizer && !is_same_tokenizer(*before, *data_.tokenizer))
     print_err("warning: the data have another tokenizer than {}: its weights know other tokens by these ids\n",
               checkpoint.string());
   if (before && !data_.tokenizer && !before->text.empty())

@@ -63,7 +63,7 @@ Vocabulary find_vocabulary(const GenerateOptions& options, const fs::path& check
   const std::optional<TokenizerRecord> record = read_tokenizer(checkpoint);
   if (!options.tokenizer.empty()) {
     const auto named = load_tokenizer(options.tokenizer);
-    if (record && make_tokenizer_record(*named, std::nullopt).sha256 != record->sha256) {
+    if (record && !is_same_tokenizer(make_tokenizer_record(*named, std::nullopt), *record)) {
       throw Error(ExitCode::usage, "--tokenizer {}: is not the tokenizer that {} was trained with", options.tokenizer,
                   checkpoint.string());
     }

@@ -90,11 +90,16 @@ class Recognition(FormatCase):
             entry = tarfile.TarInfo("a.jsonl")
             entry.size = len(JSONL)
             file.addfile(entry, io.BytesIO(JSONL))
+        old_tape = bytearray(tape.getvalue())  # of 1979: nothing behind the checksum but the kind of link
+        old_tape[257:265] = bytes(8)
+        old_tape[148:156] = b"%06o\0 " % (sum(old_tape[:148]) + 8 * ord(" ") + sum(old_tape[156:512]))
         pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
         text = "Grüße, Welt!\n" * 20
         for name, content, message in [
                 ("a.zip", archive.getvalue(), "a zip archive"), ("b", archive.getvalue(), "a zip archive"),
                 ("a.tar", tape.getvalue(), "a tar archive"), ("a.tar.gz", gzip.compress(tape.getvalue()), "a tar archive"),
+                ("r", bytes(old_tape), "a tar archive"), ("s.txt", bytes(old_tape), "a tar archive"),
+                ("t.snappy", b"\x05\x10abcde", "snappy data by its name"), ("u", b"\x05\x10abcde", "the control character 0x05"),
                 ("a.parquet", pointer, "a Git LFS pointer"), ("c.jsonl.gz", pointer, "a Git LFS pointer"),
                 ("d", pointer, "a Git LFS pointer"), ("e.parquet", b"<html>", "no Parquet file, although its name says so"),
                 ("empty.parquet", b"", "no Parquet file"),
@@ -169,6 +174,11 @@ class Recognition(FormatCase):
         for name, format_name in [("a.tsv", "TSV"), ("b", "TSV"), ("c.csv", "CSV")]:
             self.assertIn(f"read: {name} as {format_name}", self.pack(name))
             self.assertEqual(self.documents(), expected)
+        for name, delimiter, format_name in [("d.tsv", "\t", "TSV"), ("d.csv", ";", "CSV with ;"), ("e.csv", ",", "CSV")]:
+            self.write(name, f"id{delimiter}text\n1{delimiter}one\n2\n")
+            code, error = self.run_pack(name)
+            self.assertEqual(code, DATA, error)
+            self.assertIn(f"{name}, line 3: 1 field where the header has 2 (read as {format_name}: if that is wrong", error)
 
     def test_a_field_for_some_inputs(self):
         self.write("a.jsonl", '{"text": "of JSON"}\n')

@@ -66,8 +66,14 @@ class TokenSets(CliCase):
                     *overrides("run.steps=3"))
         self.path("s-00000.idx").unlink()
         self.refuse(DATA, "s-00000.idx is missing, although s.pack.json counts", "train", "run.json", "--resume", *overrides("run.steps=3"))
-        self.refuse(DATA, ["a.jsonl", "`gptrain data pack` makes token files of texts"], "train", "run.json",
-                    *overrides('data.train=[{"path": "a.jsonl"}]', "run.out=new"))
+
+    def test_texts_as_data(self):
+        """A file of texts as a data path: the message says how to make token files of it."""
+        for name in ("a.jsonl", "a.jsonl.gz", "a.txt", "a.csv", "a.parquet", "a"):
+            self.path(name).write_bytes(b'{"text": "ab"}\n' * 9)
+            config = self.write_config(tiny_config(data={"train": [{"path": name}]}))
+            for command in (["train"], ["data", "mix"]):
+                self.refuse(DATA, [f"{name}: no token file", "`gptrain data pack` makes token files of texts"], *command, config)
 
     def test_phases_as_the_page_writes_them(self):
         """The page's example: all samples of the first steps are of the first source, later a quarter are of the second."""
@@ -108,7 +114,7 @@ class TokenSets(CliCase):
         self.refuse(DATA, ["the training data are not those that the run was trained on", "data.train[0] now: d: "], *more)
         hidden.rename(first)
         index.rename(self.path("d/set-00000.idx"))
-        write_tokens(self.path("d/set-00099"), [5] * 400)
+        write_tokens(self.path("d/more"), [5] * 400)
         self.refuse(DATA, "the training data are not those that the run was trained on", *more)
         self.assertIn("data.train[0]: d: ", self.succeed(*more, "--accept-changes", "data"))
 

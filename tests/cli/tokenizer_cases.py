@@ -13,7 +13,7 @@ import time
 import unittest
 from pathlib import Path
 
-from cli_case import DATA, EXECUTABLE, SOURCE_ROOT, USAGE, CliCase, is_sanitized, not_of_some_cases
+from cli_case import DATA, EXECUTABLE, SOURCE_ROOT, USAGE, CliCase, is_sanitized, not_of_some_cases, tiny_config
 
 WORDS = ["the", "quick", "brown", "fox's", "jumps", "over", "12345", "lazy", "dogs", "naïve", "日本語", "\n\n", "  x"]
 
@@ -68,7 +68,7 @@ class Tokenize(TokenizerCase):
 
     def test_refusals(self):
         for messages, arguments in [
-            ("cannot read absent.json: No such file", ["--tokenizer", "absent.json", "x"]),
+            (["cannot read gpt2: No such file", 'src/data/README.md, "Tokens of a published model"'], ["--tokenizer", "gpt2", "x"]),
             ("--pattern is for rank files", ["--tokenizer", "t.json", "--pattern", "gpt2", "x"]),
             ("--decode: x is not an id", ["--tokenizer", "t.json", "--decode", "x"]),
         ]:
@@ -151,6 +151,31 @@ class Folders(TokenizerCase):
             self.write("added_tokens.json", {"<|endoftext|>": 7})
             self.refuse(USAGE, "m/added_tokens.json: <|endoftext|> has the id 7 here, but 0 in the vocabulary", "data", "tokenize",
                         "--tokenizer", "m", "x")
+
+    def test_a_tokenizer_goes_through_a_checkpoint(self):
+        """Tokens that other files add go with it, under their ids; an end token that is an ordinary piece is no special one."""
+        self.write_corpus()
+        self.succeed("train", self.write_config(tiny_config(model={"vocab_size": 600})), "--steps", "0")
+        self.succeed("checkpoint", "export", "out", "--hf", "hf")
+        vocabulary = json.loads(self.path("t.json").read_text(encoding="utf-8"))["model"]
+        self.path("m/tokenizer.json").unlink()
+        self.write("vocab.json", vocabulary["vocab"])
+        self.path("m/merges.txt").write_text("".join(" ".join(pair) + "\n" for pair in vocabulary["merges"]), encoding="utf-8")
+        self.write("added_tokens.json", {"<|x|>": self.size, "<|y|>": 555})
+        for file in self.path("hf").iterdir():
+            file.rename(self.path("m") / file.name)
+        config = json.loads(self.path("m/config.json").read_text(encoding="utf-8"))
+        for number, (end, name) in enumerate([(555, "<|y|>"), (self.size - 1, None)]):
+            self.write("config.json", config | {"eos_token_id": end})
+            self.succeed("checkpoint", "import", "--hf", "m", f"imported{number}")
+            note = self.succeed("checkpoint", "export", f"imported{number}", "--hf", f"back{number}")
+            self.assertEqual("an ordinary piece" in note, name is None, note)
+            back = {file: json.loads(self.path(f"back{number}/{file}.json").read_text(encoding="utf-8"))
+                    for file in ("tokenizer", "tokenizer_config", "generation_config")}
+            self.assertEqual(back["tokenizer"]["model"]["vocab"]["<|y|>"], 555)  # where the tokenizers library finds its id
+            self.assertEqual((back["tokenizer_config"].get("eos_token"), back["generation_config"]["eos_token_id"]), (name, end))
+            text = "the <|y|> fox<|x|> 日本語<|endoftext|>"
+            self.assertEqual(self.ids(text, f"back{number}"), self.ids(text))
 
     def test_merges_that_are_missing(self):
         vocabulary = json.loads(self.path("t.json").read_text(encoding="utf-8"))["model"]

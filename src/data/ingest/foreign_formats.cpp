@@ -13,15 +13,13 @@
 namespace gptrain::inline data {
 namespace {
 
-constexpr std::string_view tar_magic = "ustar";
-constexpr size_t tar_magic_at = 257;
-
 // Returns true if the header's checksum holds: the sum of its bytes, in octal digits, with spaces in its own place.
+// The oldest archives have no other sign.
 bool is_tar_header(std::string_view start) {
   constexpr size_t header_bytes = 512;
   constexpr size_t checksum_at = 148;
   constexpr size_t checksum_bytes = 8;
-  if (start.size() < header_bytes || !start.substr(tar_magic_at).starts_with(tar_magic)) return false;
+  if (start.size() < header_bytes) return false;
   const std::string_view digits = start.substr(checksum_at, checksum_bytes);
   uint32_t stored = 0;
   for (const char digit : digits.substr(std::min(digits.find_first_not_of(' '), checksum_bytes))) {
@@ -32,11 +30,6 @@ bool is_tar_header(std::string_view start) {
   for (size_t i = 0; i < header_bytes; ++i)
     sum += i - checksum_at < checksum_bytes ? uint32_t{' '} : static_cast<uint8_t>(start[i]);
   return stored == sum;
-}
-
-// Whether the byte is a control character that texts do not have.
-bool is_control(char c) {
-  return static_cast<uint8_t>(c) < 0x20 && std::string_view("\t\n\v\f\r\x1B").find(c) == std::string_view::npos;
 }
 
 // Returns true if control bytes follow the four letters, as in every Parquet file and in no text.
@@ -147,6 +140,10 @@ std::string_view wide_encoding(std::string_view start) {
 }
 
 }  // namespace
+
+bool is_control(char c) {
+  return static_cast<uint8_t>(c) < 0x20 && std::string_view("\t\n\v\f\r\x1B").find(c) == std::string_view::npos;
+}
 
 void refuse_format(const std::filesystem::path& path, std::string_view is, std::string_view remedy) {
   throw Error(ExitCode::data, "{} is {}: {}", path.native(), is, remedy);

@@ -6,6 +6,9 @@
 
 namespace gptrain::inline data {
 
+// Returns true for a control character that texts do not have.
+bool is_control(char c);
+
 // Returns true if `start`, the first bytes of a file, begins a Parquet file and no text.
 bool is_parquet(std::string_view start);
 

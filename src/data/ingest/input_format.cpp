@@ -35,6 +35,7 @@ constexpr Suffix refused_suffixes[] = {
     {".lz", "lzip data"},
     {".br", "brotli data"},
     {".sz", "snappy data"},
+    {".snappy", "snappy data"},
     {".Z", "data of compress"},
     {".feather", "a Feather file"},
     {".arrow", "an Arrow file"},
@@ -349,6 +350,12 @@ InputFormat find_input_format(const InputQuestion& question) {
         "one text)",
         question.path.native(), question.field);
   }
+  // A zero byte has a message of its own, with its line.
+  if (!question.start.empty() && is_control(question.start[0]) && question.start[0] != '\0') {
+    throw Error(ExitCode::data,
+                "{} begins with the control character 0x{:02X}: this is no text (--format text takes it)",
+                question.path.native(), static_cast<int>(question.start[0]));
+  }
   return {};
 }
 
@@ -368,12 +375,16 @@ std::string_view format_name(InputKind kind) {
   return "";
 }
 
+std::string format_name(InputKind kind, char delimiter) {
+  if (kind != InputKind::csv || delimiter == ',') return std::string(format_name(kind));
+  return delimiter == '\t' ? std::string("TSV") : fmt::format("{} with {}", format_name(kind), delimiter);
+}
+
 void InputFormats::add(size_t number, const std::filesystem::path& input, InputKind kind, char delimiter,
                        std::string_view compression) {
   if (last_input_ == number) return;
   last_input_ = number;
-  std::string format(kind == InputKind::csv && delimiter == '\t' ? "TSV" : format_name(kind));
-  if (kind == InputKind::csv && delimiter != '\t' && delimiter != ',') format += fmt::format(" with {}", delimiter);
+  std::string format = format_name(kind, delimiter);
   if (!compression.empty()) format += fmt::format(" ({})", compression);
   auto count = std::find_if(counts_.begin(), counts_.end(), [&](const Count& known) { return known.format == format; });
   if (count == counts_.end()) count = counts_.insert(counts_.end(), {.format = format, .first = input.native()});

@@ -47,6 +47,8 @@ size_t parse_csv_record(std::string_view text, bool at_end, std::vector<std::str
 
 // Returns a format's name for messages: "JSONL", "one text".
 std::string_view format_name(InputKind kind);
+// Also tells tables apart by the delimiter of their fields: "TSV", "CSV with ;".
+std::string format_name(InputKind kind, char delimiter);
 
 // Counts inputs by detected format.
 class InputFormats {

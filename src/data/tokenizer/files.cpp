@@ -243,7 +243,7 @@ std::shared_ptr<const Tokenizer> load_tokenizer(const std::string& name, const s
   if (first == std::string::npos || text[first] != '{') {
     throw Error(ExitCode::usage, "{}: neither a tokenizer.json nor a tiktoken rank file", path.native());
   }
-  return parse_tokenizer_json(text, path.native());
+  return parse_tokenizer_json(text, path.native(), AddedIds::of_tokenizers);
 }
 
 }  // namespace gptrain::data

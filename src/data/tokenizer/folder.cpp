@@ -25,9 +25,10 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
+// A link that leads nowhere counts: opening it reports the reason.
 bool has_file(const fs::path& path) {
   std::error_code unreadable;  // ignored: opening the file reports the reason
-  return fs::exists(path, unreadable);
+  return fs::exists(fs::symlink_status(path, unreadable));
 }
 
 json json_in(const fs::path& path) {
@@ -248,8 +249,8 @@ std::shared_ptr<const Tokenizer> load_json(const fs::path& path, const std::vect
   const std::string text = read_text_file(path, max_tokenizer_bytes);
   json root = parse_json_or_discard(text);
   if (root.is_object()) refuse_other_prefix(path.parent_path(), root);
-  if (!root.is_object() || !add_tokens(extra, false, root)) return parse_tokenizer_json(text, path.native());
-  return parse_tokenizer_json(json_text(root), path.native());
+  const bool is_changed = root.is_object() && add_tokens(extra, false, root);
+  return parse_tokenizer_json(is_changed ? json_text(root) : text, path.native(), AddedIds::of_tokenizers);
 }
 
 // Throws Error(usage) if a list of merges is too short for its vocabulary: the rest of a download that broke off.

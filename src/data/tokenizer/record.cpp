@@ -2,8 +2,10 @@
 
 #include <utility>
 
+#include "base/json.h"
 #include "base/sha256.h"
 #include "data/tokenizer/files.h"
+#include "data/tokenizer/tokenizer_json.h"
 
 namespace gptrain::inline data {
 namespace {
@@ -26,6 +28,17 @@ TokenizerRecord make_tokenizer_record(const Tokenizer& tokenizer, std::optional<
 std::shared_ptr<const Tokenizer> tokenizer_of(const TokenizerRecord& record, const std::string& source) {
   if (record.is_bytes()) return std::make_shared<Tokenizer>();
   return parse_tokenizer_json(record.text, source);
+}
+
+bool is_same_tokenizer(const TokenizerRecord& a, const TokenizerRecord& b) {
+  if (a.sha256 == b.sha256) return true;
+  json contents[2];
+  for (const TokenizerRecord* record : {&a, &b}) {
+    if (record->text.empty() || record->is_bytes()) return false;
+    tokenizer_of(*record, "tokenizer.json");  // with_added_ids() takes only sound texts
+    contents[record == &b ? 1 : 0] = parse_json(with_added_ids(record->text));
+  }
+  return contents[0] == contents[1];
 }
 
 nlohmann::ordered_json tokenizer_record_json(const TokenizerRecord& record) {

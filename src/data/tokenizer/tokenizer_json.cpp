@@ -46,6 +46,10 @@ class Reader {
   // Returns true if tokenizer_json() can write an equal tokenizer.
   bool is_as_written() const { return is_as_written_ && is_byte_level_; }
 
+  // Returns the fault of the first added token that Hugging Face tokenizers gives another id than the file does; empty
+  // if there is none.
+  const std::string& other_id() const { return other_id_; }
+
  private:
   [[noreturn]] void refuse(const std::string& path, const std::string& reason) const {
     throw Error(ExitCode::usage, "{}: {} {}", parts_.source, path.empty() ? "the file" : path, reason);
@@ -337,6 +341,8 @@ class Reader {
     if (list.is_null()) return;
     if (!list.is_array()) refuse("added_tokens", "is no list");
     std::unordered_map<int32_t, std::string> by_id;
+    // The id that tokenizers gives the next token that is not in model.vocab.
+    auto next_id = static_cast<int64_t>(parts_.unigram.scores.empty() ? ids_.size() : parts_.tokens.size());
     for (size_t i = 0; i < list.size(); ++i) {
       const std::string path = "added_tokens[" + std::to_string(i) + "]";
       const json& token = list[i];
@@ -360,14 +366,22 @@ class Reader {
       if (known == ids_.end() && index < parts_.tokens.size() && !parts_.tokens[index].empty()) {
         refuse(path, "has the id " + std::to_string(added.id) + " of another token");
       }
+      const bool is_new = known == ids_.end() && !by_id.contains(added.id);
+      if (is_new && added.id != next_id && other_id_.empty()) {
+        other_id_ = path + " has the id " + std::to_string(added.id) +
+                    ", and the tokenizers library gives it the next free one, " + std::to_string(next_id) +
+                    ": write it into model.vocab with its id";
+      }
       if (by_id.emplace(added.id, added.content).first->second != added.content)
         refuse(path, "has the id " + std::to_string(added.id) + " of another token");
+      next_id = std::max(next_id, int64_t{added.id} + 1);
       parts_.added.push_back(added);
     }
   }
 
   TokenizerParts parts_;
   std::unordered_map<std::string, int32_t> ids_;
+  std::string other_id_;
   bool is_byte_level_ = false;
   bool is_as_written_ = true;
 };
@@ -381,13 +395,17 @@ std::shared_ptr<const Tokenizer> read_sentencepiece(const json& base64, const st
 
 }  // namespace
 
-std::shared_ptr<const Tokenizer> parse_tokenizer_json(std::string_view text, const std::string& source) {
+std::shared_ptr<const Tokenizer> parse_tokenizer_json(std::string_view text, const std::string& source,
+                                                      AddedIds added_ids) {
   const json root = parse_json_or_discard(text);
   if (root.is_discarded()) throw Error(ExitCode::usage, "{}: {}", source, describe_json_fault(text));
   if (root.is_object() && root.contains("sentencepiece")) return read_sentencepiece(root["sentencepiece"], source);
   Reader reader(source);
   TokenizerParts parts = reader.read(root);
   if (!reader.is_as_written()) parts.text = text;
+  const bool must_agree = added_ids == AddedIds::of_tokenizers && !reader.other_id().empty();
+  if (must_agree && (!reader.is_as_written() || tokenizer_json(parts) != text))
+    throw Error(ExitCode::usage, "{}: {}", source, reader.other_id());
   return std::make_shared<Tokenizer>(std::move(parts));
 }
 

@@ -2,6 +2,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -137,6 +138,26 @@ std::string tokenizer_json(const TokenizerParts& parts) {
   insert_list(text, "\"merges\": [", merges_text(texts, parts.merges));
   insert_list(text, "\"vocab\": {", vocabulary_text(texts));
   return text;
+}
+
+std::string with_added_ids(const std::string& text) {
+  json root = parse_json(text);
+  const auto model = root.find("model");
+  const auto added = root.find("added_tokens");
+  if (model == root.end() || added == root.end() || !added->is_array() || !(*model)["vocab"].is_object()) return text;
+  json& vocabulary = (*model)["vocab"];
+  json with_added = vocabulary;
+  auto next_id = static_cast<int64_t>(vocabulary.size());
+  bool are_found = true;
+  for (const json& token : *added) {
+    const int64_t id = token["id"].get<int64_t>();
+    const auto [known, is_new] = with_added.emplace(token["content"].get<std::string>(), id);
+    if (is_new && id != next_id) are_found = false;
+    next_id = std::max(next_id, id + 1);
+  }
+  if (are_found) return text;
+  vocabulary = std::move(with_added);
+  return json_text(root, 2) + "\n";
 }
 
 }  // namespace gptrain::data

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <functional>
 #include <string>
+#include <sys/stat.h>
 #include <utility>
 #include <vector>
 
@@ -73,7 +74,7 @@ TEST_CASE("A set is another one when a shard of it is packed again, removed, add
     const std::string name = kind == Kind::llmc ? "set_" : "set-";
     const std::vector<std::pair<std::string, std::function<void(const fs::path&)>>> changes = {
         {"again", [&](const fs::path& folder) { write_shard(folder, 1, kind, 700); }},
-        {"removed", [&](const fs::path& folder) { rename_shard(folder, name + "00001", ".hidden"); }},
+        {"last removed", [&](const fs::path& folder) { rename_shard(folder, name + "00003", ".hidden"); }},
         {"added", [&](const fs::path& folder) { write_shard(folder, 4, kind, 100); }},
         {"first behind the last",
          [&](const fs::path& folder) { rename_shard(folder, name + "00000", name + "00007"); }},
@@ -153,6 +154,43 @@ TEST_CASE("A set without a shard that its pack counts is refused, by prefix, fol
     CHECK(contains(error_of(ExitCode::data, [&] { token_files_of(name); }), "set-00001.idx is missing"));
   write_file(data + "/set.pack.json", "{}");
   CHECK(contains(error_of(ExitCode::data, [&] { token_files_of(data); }), "set.pack.json is damaged"));
+}
+
+TEST_CASE("A set with a gap is refused, by prefix, folder and pattern, without the state of its pack too") {
+  const TemporaryFolder folder;
+  const std::string data = folder.path().native();
+  for (const int number : {0, 1, 3}) write_shard(data, number, Kind::with_checksums, 10 * number);
+  for (const std::string name : {"/set", "", "/*", "/set-0000?", "/set-*.bin"}) {
+    INFO(name);
+    CHECK(contains(error_of(ExitCode::data, [&] { token_files_of(data + name); }),
+                   "set-00002.idx is missing, although there is a later shard, " + data + "/set-00003"));
+  }
+  CHECK(token_files_of(data + "/set-0000[013]").size() == 3);  // asks for no more
+  rename_shard(data, "set-00000", ".hidden");
+  CHECK(contains(error_of(ExitCode::data, [&] { token_files_of(data + "/set"); }), "set-00000.idx is missing"));
+  // Names that end with other numbers are no set.
+  for (const char* const part : {".idx", ".bin", ".meta.json"})
+    fs::rename(data + "/set-00001" + part, data + "/set-20230115" + part);
+  CHECK(token_files_of(data).size() == 2);
+}
+
+TEST_CASE("What is no token file in a folder is passed over or named") {
+  const TemporaryFolder folder;
+  const std::string data = folder.path().native();
+  write_shard(data, 0, Kind::with_checksums, 5);
+  fs::create_directory(data + "/folder.bin");
+  for (const char* const name : {"", "/*", "/*.bin"}) CHECK(token_files_of(data + name).size() == 1);
+  REQUIRE(::mkfifo((data + "/pipe.bin").c_str(), 0600) == 0);
+  CHECK(contains(error_of(ExitCode::data, [&] { TokenSet(DataSource{.path = data}, length, true); }),
+                 "cannot read " + data + "/pipe.bin: not a regular file"));
+  for (const char* const suffix : {".idx", ".meta.json"}) {
+    const std::string path = data + "/set-00000" + suffix;
+    CHECK(contains(error_of(ExitCode::data, [&] { TokenSet(DataSource{.path = path}, length, true); }),
+                   "holds no tokens; name the token file that it belongs to by its PREFIX, " + data + "/set-00000"));
+  }
+  write_file(data + "/set-00000.meta.json", "{");
+  CHECK(contains(error_of(ExitCode::data, [&] { TokenSet(DataSource{.path = data + "/set"}, length, true); }),
+                 "set-00000.meta.json cannot be used: not valid JSON: line 1, column 2: "));
 }
 
 TEST_CASE("A pattern and a folder without token files are named as such") {

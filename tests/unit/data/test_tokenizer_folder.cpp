@@ -1,14 +1,19 @@
 // Tokenizer folders whose files name further tokens, or contradict each other. The ids are those of Hugging Face
 // tokenizers after the same tokens were added.
 #include <cstdint>
+#include <filesystem>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/json.h"
 #include "data/tokenizer/files.h"
+#include "data/tokenizer/record.h"
+#include "data/tokenizer/tokenizer_json.h"
 #include "support.h"
 
 namespace gptrain {
@@ -118,6 +123,79 @@ TEST_CASE("Files of a tokenizer folder that contradict each other are refused") 
     CHECK(contains(error_of(ExitCode::usage, [&] { folder.load(); }), message));
   }
   CHECK(TokenizerFolder({{"tokenizer_config.json", {{"add_prefix_space", false}}}}).encode("x") == Ids{'x'});
+}
+
+json added(const std::string& content, int64_t id) { return {{"content", content}, {"id", id}, {"special", true}}; }
+
+// Tokenizers gives an added token that is not in model.vocab the next id behind the vocabulary's number of tokens and
+// behind all added ones.
+TEST_CASE("Added tokens whose ids the tokenizers library does not keep are refused, in a file and in a folder") {
+  const json mask = added("<mask>", 257);
+  for (const auto& [list, message] : std::vector<std::pair<json, std::string>>{
+           {{mask, added("a", 'a'), added("<x>", 258), added("<y>", 259), added("<x>", 258)}, ""},
+           {{mask, added("<x>", 259)},
+            "added_tokens[1] has the id 259, and the tokenizers library gives it the next "
+            "free one, 258: write it into model.vocab with its id"},
+           {{mask, added("<x>", 258), added("<y>", 300)}, "added_tokens[2] has the id 300"},
+           {{mask, added("<y>", 259), added("<x>", 258)}, "added_tokens[1] has the id 259"},
+           {{added("<x>", 258), mask}, "added_tokens[0] has the id 258"}}) {
+    INFO(json_text(list));
+    json content = tokenizer_of_bytes();
+    content["added_tokens"] = list;
+    const TemporaryFolder folder;
+    write_file(folder / "tokenizer.json", json_text(content));
+    for (const std::filesystem::path& path : {folder.path(), folder / "tokenizer.json"}) {
+      if (message.empty())
+        CHECK(load_tokenizer(path.native(), "")->vocab_size() == 260);
+      else
+        CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(path.native(), ""); }), message));
+    }
+  }
+}
+
+TEST_CASE("Vocabularies with gaps are read, and exported so that the tokenizers library keeps the ids") {
+  json content = tokenizer_of_bytes();
+  content["model"]["vocab"]["ab"] = 700;
+  content["model"]["vocab"]["<x>"] = 900;
+  content["added_tokens"] = {added("<x>", 900), added("<y>", 901)};
+  const TokenizerFolder gaps({{"tokenizer.json", content}});
+  CHECK(gaps.encode("ab<x><y>") == Ids{700, 900, 901});
+
+  // A rank file has no place for its special tokens, so that their ids may be any.
+  TokenizerParts parts = gaps.load()->parts();
+  parts.added = {{1000, "<z>", true, false}, {1001, "<w>", true, false}};
+  const std::string own = tokenizer_json(parts);
+  const std::string exported = with_added_ids(own);
+  CHECK(parse_json(exported)["model"]["vocab"]["<z>"] == 1000);
+  CHECK(parse_json(exported)["model"]["vocab"]["<w>"] == 1001);
+  const TemporaryFolder folder;
+  for (const std::string& text : {own, exported}) {  // the program reads its own files whatever their ids
+    write_file(folder / "t.json", text);
+    Encoder encoder(load_tokenizer((folder / "t.json").native(), ""));
+    const auto ids = encoder.encode("ab<z><w>");
+    CHECK(Ids(ids.begin(), ids.end()) == Ids{700, 1000, 1001});
+  }
+  CHECK(with_added_ids(exported) == exported);
+  const auto record_of = [](const std::string& text) {
+    return make_tokenizer_record(*parse_tokenizer_json(text, "t.json"), std::nullopt);
+  };
+  CHECK(record_of(own).sha256 != record_of(exported).sha256);
+  CHECK(is_same_tokenizer(record_of(own), record_of(exported)));
+  parts.added.back().id = 1002;
+  CHECK(!is_same_tokenizer(record_of(tokenizer_json(parts)), record_of(exported)));
+  CHECK(with_added_ids(json_text(tokenizer_of_bytes())) == json_text(tokenizer_of_bytes()));
+}
+
+TEST_CASE("A link in a tokenizer folder that leads nowhere is an error") {
+  for (const char* name : {"added_tokens.json", "special_tokens_map.json", "tokenizer.json", "vocab.json"}) {
+    const TemporaryFolder folder;
+    const std::string tokenizer = std::string_view(name) == "vocab.json" ? "" : "tokenizer.json";
+    if (!tokenizer.empty() && tokenizer != name) write_file(folder / tokenizer, json_text(tokenizer_of_bytes()));
+    write_file(folder / "merges.txt", "a b\n");
+    std::filesystem::create_symlink("nowhere", folder / name);
+    CHECK(contains(error_of(ExitCode::usage, [&] { load_tokenizer(folder.path().native(), ""); }),
+                   "cannot read " + (folder / name).native()));
+  }
 }
 
 }  // namespace
