@@ -154,6 +154,7 @@ struct ModelConfig {
     }
     return angles;
   }
+  bool operator==(const ModelConfig&) const = default;
 };
 
 struct DataSource {

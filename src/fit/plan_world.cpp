@@ -11,6 +11,7 @@
 
 #include "base/control_group.h"
 #include "fit/choose_step.h"
+#include "fit/fixed_choices.h"
 #include "fit/micro_batches.h"
 #include "parallel/make_stages.h"
 #include "schedule/pipeline/pipeline.h"
@@ -115,10 +116,9 @@ void for_each_stage(const PlanCase& run, const Mesh& mesh, const std::vector<int
   }
 }
 
-std::vector<int64_t> all_stages(int64_t first, int64_t num_stages) {
+std::vector<int64_t> all_stages(int64_t num_stages) {
   std::vector<int64_t> stages(num_stages);
   std::iota(stages.begin(), stages.end(), 0);
-  std::rotate(stages.begin(), stages.begin() + first, stages.end());
   return stages;
 }
 
@@ -154,7 +154,7 @@ void add_kind(WorldPlan& world, const KindPlan& kind, int64_t first_position, in
   }
   add_ops(world.ops, plan.ops, std::ssize(kind.ranks) * ranks_alike);
   if (kind.rank != 0) return;
-  world.spec = plan.design->spec;
+  world.spec = *plan.design->spec;
   world.traffic = plan.traffic;
   world.other_traffic = plan.other_traffic;
   world.warnings = plan.warnings;
@@ -175,21 +175,54 @@ RankBytes bytes_of_stages(const PlanCase& run, const std::vector<int64_t>& stage
   return most;
 }
 
-// Returns the stages that may take the most, rising: the first, the second, the last, and those with another number of
-// layers than the stage before. Later stages with as many layers have at most as many micro-batches in flight.
+// All by which equally many layers of two stages may take other memory.
+struct LayerFacts {
+  FfnKind ffn;
+  AttentionPattern attention;
+  bool rotates = false;
+  bool keeps_part = false;
+  bool is_recomputed = false;
+
+  bool operator==(const LayerFacts&) const = default;
+};
+
+// Whether all choices for layers are given by the config, and are the same on each stage but for LayerFacts.
+bool has_fixed_choices(const MemoryConfig& memory) {
+  return memory.recompute != RecomputeKind::optimal && memory.offload == offload::none && !memory.fits_places() &&
+         (!memory.keeps_state_away() || memory.offload_optimizer_share == 1);
+}
+
+// Returns the stages that may take the most, rising: the first, the second, the last, and those with other layers than
+// the stage before. Later stages with equal layers have at most as many micro-batches in flight.
 std::vector<int64_t> stages_of_peak(const RunConfig& config) {
+  const ModelConfig& model = config.model;
   const Stages stages = make_stages(config, 0, config.batch.accumulation, false);
-  std::vector<int64_t> layers(config.parallel.pipeline);
-  for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk)
-    layers[stages.stage_of_chunk(chunk)] += stages.end_unit(chunk) - stages.first_unit(chunk);
-  // The embedding and the head are no layers.
-  --layers[stages.stage_of_chunk(0)];
-  --layers[stages.stage_of_chunk(stages.shape.chunks() - 1)];
+  const UnitChoices choices =
+      has_fixed_choices(config.memory) ? fixed_units(config) : UnitChoices(model.num_layers + 2);
+  std::vector<std::vector<LayerFacts>> layers(config.parallel.pipeline);  // layers of each stage, chunk after chunk
+  for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk) {
+    const int64_t end = std::min<int64_t>(stages.end_unit(chunk), model.num_layers + 1);
+    for (int64_t unit = std::max(stages.first_unit(chunk), 1); unit < end; ++unit)
+      layers[stages.stage_of_chunk(chunk)].push_back({.ffn = model.ffn(unit - 1),
+                                                      .attention = model.attention(unit - 1),
+                                                      .rotates = model.rotates(unit - 1),
+                                                      .keeps_part = choices[unit].keeps_part,
+                                                      .is_recomputed = choices[unit].recompute_from >= 0});
+  }
   std::vector<int64_t> found;
   for (size_t stage = 0; stage < layers.size(); ++stage)
     if (stage < 2 || stage + 1 == layers.size() || layers[stage] != layers[stage - 1])
       found.push_back(static_cast<int64_t>(stage));
   return found;
+}
+
+// Gives stages that are not among `stages` the host's bytes of the stage before.
+void fill_in_host_bytes(RankBytes& bytes, const ParallelConfig& parallel, const std::vector<int64_t>& stages) {
+  for (int64_t stage = 0; stage < parallel.pipeline; ++stage) {
+    if (std::find(stages.begin(), stages.end(), stage) != stages.end()) continue;
+    const auto position = bytes.on_host.begin() + stage * parallel.tensor;
+    std::copy(position - parallel.tensor, position, position);
+  }
 }
 
 }  // namespace
@@ -202,7 +235,7 @@ WorldPlan plan_world(const PlanCase& run, const std::function<void(int64_t, Step
   WorldPlan world;
   world.written_bytes.resize(num_stages * tensor_size);
   world.on_host.resize(num_stages * tensor_size);
-  for_each_stage(run, mesh, all_stages(0, num_stages), no_limit, [&](int64_t stage, PlannedStage planned) {
+  for_each_stage(run, mesh, all_stages(num_stages), no_limit, [&](int64_t stage, PlannedStage planned) {
     world.choices.push_back(std::move(planned.choices));
     for (KindPlan& kind : planned.kinds) add_kind(world, kind, stage * tensor_size, ranks_alike);
     if (of_rank)
@@ -236,20 +269,20 @@ HostMemoryUse fullest_host(const std::vector<MemoryPlan::ByClass>& on_host, cons
 
 RankBytes largest_rank_bytes(const PlanCase& run, int64_t first_stage, int64_t enough) {
   const RunConfig config = with_enough_micro_batches(run.config);
-  const std::vector<int64_t> stages = all_stages(first_stage, config.parallel.pipeline);
-  return bytes_of_stages({config, run.target, run.world_size}, stages, enough);
+  std::vector<int64_t> stages =
+      has_fixed_choices(config.memory) ? stages_of_peak(config) : all_stages(config.parallel.pipeline);
+  const auto first = std::find(stages.begin(), stages.end(), first_stage);
+  if (first != stages.end()) std::rotate(stages.begin(), first, stages.end());
+  RankBytes bytes = bytes_of_stages({config, run.target, run.world_size}, stages, enough);
+  fill_in_host_bytes(bytes, config.parallel, stages);
+  return bytes;
 }
 
 RankBytes estimate_rank_bytes(const PlanCase& run) {
   const RunConfig config = with_micro_batches_of_peak(run.config);
   const std::vector<int64_t> stages = stages_of_peak(config);
   RankBytes bytes = bytes_of_stages({config, run.target, run.world_size}, stages, no_limit);
-  const int64_t tensor_size = config.parallel.tensor;
-  for (int64_t stage = 0; stage < config.parallel.pipeline; ++stage) {
-    if (std::binary_search(stages.begin(), stages.end(), stage)) continue;
-    const auto position = bytes.on_host.begin() + stage * tensor_size;
-    std::copy(position - tensor_size, position, position);
-  }
+  fill_in_host_bytes(bytes, config.parallel, stages);
   return bytes;
 }
 

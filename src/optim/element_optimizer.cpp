@@ -39,6 +39,7 @@ void add_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit,
   const ParameterLayout& layout = parameters.layout();
   const UnitRange& range = layout.units[unit];
   const UpdateRange updated = parameters.update_range(unit);
+  if (updated.elements == 0) return;  // a unit of another stage
   int64_t elements_before = 0;
   if (parameters.sharding().pure && kind != TensorOrder::norms) elements_before = parameters.norm_piece(unit).count;
   if (last_is_separate && kind == TensorOrder::last) elements_before = elements_before_last(parameters, unit);

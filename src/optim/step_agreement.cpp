@@ -33,6 +33,7 @@ std::vector<SquaredNorm::Segment> norm_segments(const ParameterStore& parameters
     const int64_t in_sums = whole ? range.offset : parameters.offset_in_summed(unit);
     if (firsts != nullptr && static_cast<int64_t>(tensor) == range.first_tensor)
       firsts->push_back(std::ssize(segments));
+    if (piece.elements == 0) continue;  // a unit of another stage
     const int64_t start = layout.segments[tensor].offset - range.offset;
     for (const ShardBox& box : parameters.shards()[tensor].boxes) {
       const int64_t first = std::max(piece.first, start + box.local_offset);

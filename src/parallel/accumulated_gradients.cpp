@@ -20,6 +20,7 @@ RandomUse rounding_of(const TensorSpec& tensor, const UnitRange& unit, const Sha
 // Adds the segments of elements [first, first + elements) of the unit.
 void add_kept_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit, int64_t first, int64_t elements,
                        std::vector<KeptSegment>& segments) {
+  if (elements == 0) return;
   const ParameterLayout& layout = parameters.layout();
   const UnitRange& range = layout.units[unit];
   for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {

@@ -287,7 +287,7 @@ UpdateCosts LayoutCosts::make_update_of_kind(const RunLayout& layout, size_t sta
   const double piece = cuts_state(layout.zero) ? of_copies : 1;
   // Returns the share of a block's piece in the planned one, its experts included, of which a rank has another share.
   const auto piece_of = [&](int32_t unit) {
-    const int32_t experts = plan.design->spec.units[static_cast<size_t>(unit)].experts;
+    const int32_t experts = plan.design->spec->units[static_cast<size_t>(unit)].experts;
     if (experts < 0 || !cuts_state(layout.zero)) return piece;
     const auto elements = [&](int32_t of) {
       return static_cast<double>(plan.design->layout.units[static_cast<size_t>(of)].elements);

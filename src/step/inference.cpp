@@ -55,10 +55,10 @@ void load_weights_alone(const StepDesign& design, const fs::path& checkpoint, Wh
   if (which == WhichWeights::averaged) require_weights(read_contents(checkpoint), which);
   auto* const start = reinterpret_cast<float*>(weights);
   std::vector<Slice> slices;
-  for (size_t i = 0; i < design.spec.tensors.size(); ++i) {
-    const TensorSpec& tensor = design.spec.tensors[i];
+  for (size_t i = 0; i < design.spec->tensors.size(); ++i) {
+    const TensorSpec& tensor = design.spec->tensors[i];
     if (design.layout.units[tensor.unit].elements == 0) continue;  // another stage's
-    for (const ShardBox& box : design.shards[i].boxes) {
+    for (const ShardBox& box : (*design.shards)[i].boxes) {
       slices.push_back({.name = stored_name(which, tensor.name),
                         .global_shape = tensor.shape,
                         .offset = box.offset,
@@ -78,7 +78,7 @@ class Inference::Pass {
       : design_(design_inference(config, backend.target(), groups, length)),
         backend_(backend),
         groups_(groups),
-        gathers_(design_.spec.units.size(), Lane::done),
+        gathers_(design_.spec->units.size(), Lane::done),
         source_(length) {
     plan_workspace();
   }
@@ -97,7 +97,7 @@ class Inference::Pass {
                   const EnumArray<MemoryClass, std::unique_ptr<DeviceMemory>, num_memory_classes>& arenas) {
     const DeviceMemory& frames = *arenas[MemoryClass::workspace];
     workspace_ = Workspace(frames.data(), frames.bytes());
-    parameters_ = std::make_unique<ParameterStore>(design_.spec, design_.shards, design_.layout, design_.sharding,
+    parameters_ = std::make_unique<ParameterStore>(*design_.spec, *design_.shards, design_.layout, design_.sharding,
                                                    ParameterBuffers{.weights = weights});
     ExecutorResources resources{
         .workspace = &workspace_, .backend = &backend_, .groups = &groups_, .gathers = &gathers_};
@@ -150,7 +150,7 @@ class Inference::Pass {
     PlanBackend plan(backend_.target());
     RankGroups groups(design_.config, groups_.mesh().world_size(), groups_.rank());
     const auto model = make_model(design_, design_.evaluation_shape, plan, groups);
-    const ParameterStore parameters(design_.spec, design_.shards, design_.layout, design_.sharding, {});
+    const ParameterStore parameters(*design_.spec, *design_.shards, design_.layout, design_.sharding, {});
     Workspace unlimited(nullptr, std::numeric_limits<int64_t>::max() / 4);
     ExecutorResources resources{.workspace = &unlimited, .backend = &plan, .groups = &groups, .gathers = &gathers_};
     Executor executor(*model, *design_.evaluation, parameters, resources, nullptr);

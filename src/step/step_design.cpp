@@ -85,7 +85,7 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model, c
                                         design.tensor.size == 1,
                           .averages = program.averages};
   for (size_t unit = 0; unit < options.units.size(); ++unit) {
-    options.units[unit].kind = design.spec.units[unit].kind;
+    options.units[unit].kind = design.spec->units[unit].kind;
     if (in_islands || (compresses && design.messages.units[unit].is_coded())) options.units[unit].sum_phases = phases;
     set_recomputed(options.units[unit], static_cast<int32_t>(unit), choices[unit]);
     const LayerRecords& records = model.records(static_cast<int64_t>(unit));
@@ -99,7 +99,7 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model, c
 UnitBufferBytes parameter_buffer_bytes(const StepDesign& design, size_t unit, bool compresses) {
   UnitBufferBytes bytes = unit_buffer_bytes(design.layout.units[unit], design.sharding);
   if (compresses) bytes.narrow_gradients = design.messages.units[unit].buffer_bytes();
-  const int64_t experts = design.spec.units[unit].experts;
+  const int64_t experts = design.spec->units[unit].experts;
   if (experts < 0) return bytes;
   const UnitBufferBytes more = unit_buffer_bytes(design.layout.units[experts], design.sharding);
   bytes.weights += more.weights;
@@ -143,21 +143,25 @@ StepDesign begin_design(const RunConfig& config, const RankGroups& groups, const
   design.experts = groups.on_expert_axis();
   design.stages = stages;
   design.sequence = design.tensor.size > 1 && config.parallel.sequence;
-  design.spec = make_spec(config.model, design.experts.size > 1);
-  design.shards = shard_tensors(design.spec, design.tensor, design.experts);
+  design.spec = shared_spec(config.model, design.experts.size > 1);
+  design.shards = shared_shards(design.spec, design.tensor, design.experts);
   design.sharding = sharding;
   ScheduleOptions held;
   held.stages = stages;
   held.tied_head = config.model.tied_head;
-  if (held.table_twice() && stages.last()) keep_table_copy(design.spec, design.shards);
-  std::vector<bool> holds(design.spec.units.size());
+  if (held.table_twice() && stages.last()) {
+    auto shards = std::make_shared<std::vector<TensorShard>>(*design.shards);
+    keep_table_copy(*design.spec, *shards);
+    design.shards = std::move(shards);
+  }
+  std::vector<bool> holds(design.spec->units.size());
   for (size_t unit = 0; unit < holds.size(); ++unit) {
-    const Unit& kind = design.spec.units[unit];
+    const Unit& kind = design.spec->units[unit];
     const int64_t with = kind.kind == UnitKind::experts ? kind.layer + 1 : static_cast<int64_t>(unit);
     holds[unit] = held.holds(static_cast<int32_t>(with));
   }
   design.columns = columns;
-  design.layout = make_layout(design.spec, design.shards, sharding.replica_counts(), design.sequence, holds,
+  design.layout = make_layout(*design.spec, *design.shards, sharding.replica_counts(), design.sequence, holds,
                               held.table_twice(), unit_end_for(design.columns));
   return design;
 }
@@ -196,7 +200,7 @@ Model::Axes axes_of(const StepDesign& design, const StepShape& shape) {
 // Makes a model on the `plan` backend without groups, to ask its layers for their records.
 Model planned_model(const StepDesign& design, const StepShape& shape, PlanBackend& backend) {
   const Model::Axes axes = axes_of(design, shape);
-  return {shape, design.spec, design.shards, design.layout, axes, backend};
+  return {shape, *design.spec, *design.shards, design.layout, axes, backend};
 }
 
 // Returns the bytes of an arena that the design's programs share.
@@ -299,7 +303,7 @@ std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& sha
     axes.experts.lane = &groups.lane(LaneKind::expert);
     axes.experts.overflow = overflow;
   }
-  return std::make_unique<Model>(shape, design.spec, design.shards, design.layout, axes, backend);
+  return std::make_unique<Model>(shape, *design.spec, *design.shards, design.layout, axes, backend);
 }
 
 MemoryPlace place_of_updates(const StepChoices& choices, const Target& target) {
@@ -317,7 +321,7 @@ namespace {
 // begins with the sum of the micro-batches before.
 void check_sums_away(const StepDesign& design) {
   if (!design.sharding.buckets_hold_sums()) return;
-  std::vector<int32_t> ends(design.spec.units.size(), -1);
+  std::vector<int32_t> ends(design.spec->units.size(), -1);
   for (const Buffer& buffer : design.training->schedule.buffers) {
     if (buffer.kind != BufferKind::whole_gradients) continue;
     int32_t& end = ends[buffer.unit];
@@ -341,7 +345,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
       begin_design(config, groups, stages, make_sharding(config, choices, groups), state_columns(config));
   design.choices = std::move(choices);
   design.messages =
-      make_gradient_messages(config.compression(), design.spec, design.shards, design.layout, design.tensor.size);
+      make_gradient_messages(config.compression(), *design.spec, *design.shards, design.layout, design.tensor.size);
   design.context = groups.on_context_axis();
   design.training_shape = step_shape(config, design.choices, design.context, true);
   design.evaluation_shape = step_shape(config, design.choices, design.context, false);
@@ -370,7 +374,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   for (const MemoryPlace place : {MemoryPlace::device, MemoryPlace::pinned_host})
     for (size_t c = 0; c < num_memory_classes; ++c) memory.on(place)[c] = largest_of_programs(design, place, c);
   const ParameterBytes parameters = parameter_bytes(design.layout, design.sharding, design.columns);
-  const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns,
+  const ParameterStore store(*design.spec, *design.shards, design.layout, design.sharding, {}, design.columns,
                              design.choices.optimizer_state);
   const bool on_host = design.choices.updates_on_host, beside_gpu = updates_beside_gpu(design.choices, target);
   memory[MemoryClass::weights] = parameters.weights + store.weight_slots().bytes();
@@ -431,7 +435,7 @@ StepDesign design_inference(const RunConfig& config, const Target& target, const
                              .mask_documents = config.data.mask_documents};
   PlanBackend backend(target);
   const Model model = planned_model(design, design.evaluation_shape, backend);
-  design.choices.units.resize(design.spec.units.size());
+  design.choices.units.resize(design.spec->units.size());
   ScheduleOptions options = schedule_options(design, model, StepProgram{});
   options.micro_batches = 1;
   design.evaluation =

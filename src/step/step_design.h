@@ -48,9 +48,9 @@ struct StepDesign {
   TensorRank tensor;
   ContextRank context;
   Stages stages;
-  bool sequence = false;  // sequence parallelism
-  ModelSpec spec;
-  std::vector<TensorShard> shards;
+  bool sequence = false;                  // sequence parallelism
+  std::shared_ptr<const ModelSpec> spec;  // shared with other designs, as are the shards
+  std::shared_ptr<const std::vector<TensorShard>> shards;
   Sharding sharding;
   ParameterLayout layout;
   GradientMessages messages;  // messages of compressed gradients; none if gradients are summed as they are

@@ -20,7 +20,7 @@ StepParts::StepParts(std::shared_ptr<const StepDesign> of, Backend& ops, RankGro
       groups(rank_groups),
       copy_queue(ops.make_side_queue()),
       readback(ops, copy_queue.get(), design->statistics.num_sums()),
-      gathers(design->spec.units.size(), Lane::done),
+      gathers(design->spec->units.size(), Lane::done),
       initial_statistics(design->statistics.initial_values()),
       program(design->programs.size() - 1) {
   const StepMemory& memory = design->memory;
@@ -52,7 +52,7 @@ void StepParts::make_parameters() {
   const bool on_both = beside_gpu && memory_of(MemoryClass::optimizer).bytes() > 0;
   std::byte* const of_updates = memory_of_updates(MemoryClass::optimizer).data();
   const auto make = [&](std::byte* staged) {
-    return std::make_unique<ParameterStore>(design->spec, design->shards, design->layout, design->sharding,
+    return std::make_unique<ParameterStore>(*design->spec, *design->shards, design->layout, design->sharding,
                                             ParameterBuffers{
                                                 .weights = arena(MemoryClass::weights),
                                                 .updated = updated_weights(),

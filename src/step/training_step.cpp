@@ -151,7 +151,7 @@ uint32_t TrainingStep::norms_checksum() const {
   for (int64_t unit = 0; unit < parts_->parameters->num_parameter_units(); ++unit) {
     const UnitRange& range = design_->layout.units[unit];
     for (int64_t i = range.first_tensor; i < range.first_tensor + range.num_tensors; ++i) {
-      const NormUse use = design_->spec.tensors[i].norm_use;
+      const NormUse use = design_->spec->tensors[i].norm_use;
       if (use == NormUse::no_norm || use == NormUse::sinks) continue;
       const Segment& segment = design_->layout.segments[i];
       std::byte* const weights =
@@ -186,7 +186,7 @@ void TrainingStep::clear_state() {
 
 // REQUIRES: the piece has elements, all of them zero.
 void TrainingStep::initialize_weights(const StateSlice& piece) {
-  const TensorSpec& tensor = design_->spec.tensors[piece.tensor];
+  const TensorSpec& tensor = design_->spec->tensors[piece.tensor];
   // Rows of the tensor that are whole are one row of values.
   const int64_t tensor_cols = tensor.shape.back();
   const bool in_rows = piece.shape.size() == 2 && piece.shape[1] < tensor_cols;

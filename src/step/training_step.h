@@ -53,7 +53,7 @@ class TrainingStep {
   TrainingStep& operator=(const TrainingStep&) = delete;
 
   const StepDesign& design() const { return *design_; }
-  const ModelSpec& spec() const { return design_->spec; }
+  const ModelSpec& spec() const { return *design_->spec; }
   Backend& backend() const { return backend_; }
   const RankGroups& groups() const { return groups_; }
   // Returns the bytes that the arenas really took, and memory_outside. Not collective.

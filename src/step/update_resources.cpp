@@ -15,7 +15,7 @@ UpdateResources::UpdateResources(const StepDesign& design, Backend& ops, int64_t
       make_cpu_backend(update_target(design.config.memory, target).num_threads, design.config.run.thread_independent);
   if (updates_beside_gpu(design.choices, target)) gpu_ = &ops;
   if (!design.choices.keeps_state_on_disk()) return;
-  const ParameterStore store(design.spec, design.shards, design.layout, design.sharding, {}, design.columns,
+  const ParameterStore store(*design.spec, *design.shards, design.layout, design.sharding, {}, design.columns,
                              design.choices.optimizer_state);
   const std::vector<std::string> folders = design.config.memory.disk_folders();
   files_ = std::make_unique<WorkingFiles>(

@@ -9,8 +9,8 @@ namespace gptrain::inline train {
 LoopParts::LoopParts(const RunContext& context, const TrainOptions& options, const StopSignals& signals,
                      std::shared_ptr<const StepDesign> design)
     : start(choose_start(context.config, options,
-                         checkpoint_bytes(design->spec, context.config, context.groups.num_data_ranks()), context.all(),
-                         context.world)),
+                         checkpoint_bytes(*design->spec, context.config, context.groups.num_data_ranks()),
+                         context.all(), context.world)),
       folder(context.config.run.out, start.lock.get()),
       stop(signals, folder, context.world.activity()),
       data(open_data(context.config, start, context.all(), context.world)),

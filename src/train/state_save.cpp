@@ -122,7 +122,7 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSl
       const bool is_same = columns[i].name == outer_momentum_column || step.design().config.parallel.zero_node_copy;
       const int64_t island = is_same ? 0 : step.groups().island();
       add(island_kind(columns[i].name, island), piece.columns[i], columns[i].dtype);
-      const TensorShard& shard = step.design().shards[piece.tensor];
+      const TensorShard& shard = (*step.design().shards)[piece.tensor];
       Slice& slice = slices.back();
       slice.global_shape = stored_shape(columns[i], spec, shard);
       if (columns[i].granularity == StateGranularity::block) {

@@ -112,7 +112,7 @@ void collect(const TrainingStep& step, GlobalState& state, std::map<std::string,
     for (size_t kind = 0; kind < num_kinds(step); ++kind) {
       if (!has_kind(step, kind, tensor)) continue;
       std::vector<float>& values = state[name_of(step, kind, tensor)];
-      const TensorShard& shard = step.design().shards[static_cast<size_t>(piece.tensor)];
+      const TensorShard& shard = (*step.design().shards)[static_cast<size_t>(piece.tensor)];
       values.resize(static_cast<size_t>(
           kind == 0 ? tensor.count()
                     : element_count(stored_shape(step.parameters().columns()[kind - 1], tensor, shard))));

@@ -41,16 +41,16 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
   Bytes gradients = bytes_of(elements * 4);
   // Any fixed weights will do.
   auto* const first_weight = reinterpret_cast<float*>(aligned(weights));
-  for (size_t i = 0; i < design.spec.tensors.size(); ++i) {
-    const TensorSpec& tensor = design.spec.tensors[i];
-    const int64_t count = std::min(design.shards[i].count(), tensor.count());
+  for (size_t i = 0; i < design.spec->tensors.size(); ++i) {
+    const TensorSpec& tensor = design.spec->tensors[i];
+    const int64_t count = std::min((*design.shards)[i].count(), tensor.count());
     backend->run(NormalValues{.key = tensor_key(tensor, 3, RandomUse::initial_weights),
                               .deviation = 0.02F,
                               .first = 0,
                               .row_step = 0,
                               .to = Matrix(first_weight + design.layout.segments[i].offset, DType::f32, 1, count)});
   }
-  const ParameterStore store(design.spec, design.shards, design.layout, {},
+  const ParameterStore store(*design.spec, *design.shards, design.layout, {},
                              {.weights = aligned(weights), .gradients = aligned(gradients)});
   const auto model = make_model(design, design.training_shape, *backend, groups);
   ScheduleOptions options = design.training->schedule.options;
@@ -67,7 +67,7 @@ std::vector<float> gradients_of(const RunConfig& config, RankGroups& groups, boo
   Workspace workspace(aligned(frames), plenty);
   StepState state;
   state.inverse_tokens = 1e-2F;
-  UnitTickets gathers(design.spec.units.size(), Lane::done);
+  UnitTickets gathers(design.spec->units.size(), Lane::done);
   ExecutorResources resources{
       .state = &state, .workspace = &workspace, .backend = backend.get(), .groups = &groups, .gathers = &gathers};
   std::vector<Bytes> arenas;

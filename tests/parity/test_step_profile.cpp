@@ -66,7 +66,7 @@ TEST_CASE("a profiled step gives the bits of one that is not") {
     CHECK(plain.losses == profiled.losses);
     REQUIRE(plain.weights.size() == profiled.weights.size());
     for (size_t i = 0; i < plain.weights.size(); ++i) {
-      INFO(profiled.plan.design->spec.tensors[i].name);
+      INFO(profiled.plan.design->spec->tensors[i].name);
       REQUIRE(std::memcmp(plain.weights[i].data(), profiled.weights[i].data(),
                           plain.weights[i].size() * sizeof(float)) == 0);
     }

@@ -1,7 +1,9 @@
 #include "model/spec/shard.h"
 
 #include <algorithm>
+#include <deque>
 #include <fmt/format.h>
+#include <mutex>
 #include <stdexcept>
 
 #include "base/dynamic_map.h"
@@ -181,6 +183,26 @@ std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_
     shards.push_back(is_own ? shard : TensorShard{.shape = {0, shard.shape[1]}, .boxes = {}});
   }
   return shards;
+}
+
+std::shared_ptr<const std::vector<TensorShard>> shared_shards(const std::shared_ptr<const ModelSpec>& spec,
+                                                              TensorRank tensor_rank, ExpertRank expert_rank) {
+  struct Kept {
+    std::shared_ptr<const ModelSpec> spec;
+    TensorRank tensor_rank;
+    ExpertRank expert_rank;
+    std::shared_ptr<const std::vector<TensorShard>> shards;
+  };
+  constexpr size_t most_kept = 4;  // tensor ranks of a stage are of at most three kinds in most models
+  static std::mutex mutex;
+  static std::deque<Kept> kept;
+  const std::lock_guard lock(mutex);
+  for (const Kept& known : kept)
+    if (known.spec == spec && known.tensor_rank == tensor_rank && known.expert_rank == expert_rank) return known.shards;
+  if (kept.size() == most_kept) kept.pop_front();
+  kept.push_back({spec, tensor_rank, expert_rank,
+                  std::make_shared<const std::vector<TensorShard>>(shard_tensors(*spec, tensor_rank, expert_rank))});
+  return kept.back().shards;
 }
 
 void keep_table_copy(const ModelSpec& spec, std::vector<TensorShard>& shards) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "model/spec/spec.h"
@@ -13,6 +14,8 @@ namespace gptrain::inline spec {
 struct TensorRank {
   int64_t size = 1;
   int64_t rank = 0;
+
+  bool operator==(const TensorRank&) const = default;
 };
 
 // A rank's position on the expert axis. Each rank of the axis holds a run of experts, and all runs have the same
@@ -21,6 +24,8 @@ struct ExpertRank {
   int64_t size = 1;
   int64_t rank = 0;
   TensorRank tensor = {};
+
+  bool operator==(const ExpertRank&) const = default;
 };
 
 // A box of the global tensor's true shape, contiguous and row-major in the rank's local tensor.
@@ -54,6 +59,11 @@ struct TensorShard {
 // config checks have refused that before. Experts with units of their own are spread over the ranks of `expert_rank`,
 // and those of other ranks have empty shards.
 std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_rank, ExpertRank expert_rank = {});
+
+// RETURNS the same shards. Keeps the last few lists, so that plans of equal ranks share one. Callable by several
+// threads at once.
+std::shared_ptr<const std::vector<TensorShard>> shared_shards(const std::shared_ptr<const ModelSpec>& spec,
+                                                              TensorRank tensor_rank, ExpertRank expert_rank);
 
 // RETURNS the number of ranks over which the tensor is cut. `Sizes`: as ParallelConfig.
 template <typename Sizes>

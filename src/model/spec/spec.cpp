@@ -3,6 +3,7 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <functional>
+#include <mutex>
 #include <numeric>
 
 namespace gptrain::inline spec {
@@ -222,6 +223,20 @@ std::unordered_map<std::string_view, size_t> ModelSpec::numbers() const {
 
 ModelSpec make_spec(const ModelConfig& model, bool experts_are_units) {
   return SpecBuilder(model, experts_are_units).build();
+}
+
+std::shared_ptr<const ModelSpec> shared_spec(const ModelConfig& model, bool experts_are_units) {
+  struct Kept {
+    ModelConfig model;
+    bool experts_are_units = false;
+    std::shared_ptr<const ModelSpec> spec;
+  };
+  static std::mutex mutex;
+  static Kept last;
+  const std::lock_guard lock(mutex);
+  if (!last.spec || last.experts_are_units != experts_are_units || !(last.model == model))
+    last = {model, experts_are_units, std::make_shared<const ModelSpec>(make_spec(model, experts_are_units))};
+  return last.spec;
 }
 
 }  // namespace gptrain::spec

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -83,5 +84,7 @@ constexpr int64_t vocab_multiple = 64;
 
 // RETURNS the list. `experts_are_units`: experts are units of their own, as needed when they are spread over ranks.
 ModelSpec make_spec(const ModelConfig& model, bool experts_are_units = false);
+// RETURNS the same list, which plans of one model share. Callable by several threads at once.
+std::shared_ptr<const ModelSpec> shared_spec(const ModelConfig& model, bool experts_are_units);
 
 }  // namespace gptrain::spec

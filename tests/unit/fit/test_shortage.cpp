@@ -400,6 +400,25 @@ TEST_CASE("bytes of a step of very many passes are nearly those of a plan, and a
   CHECK(line_on(bytes) == fmt::format("memory.recompute = \"block\": {}, which fits", bytes_text(bytes)));
 }
 
+TEST_CASE("the largest rank is that of a plan of all stages, though stages with equal layers are planned once") {
+  const Target target = find_target("a100-40g");
+  for (const std::string order : {"1f1b", "gpipe", "interleaved", "zero-bubble", "zero-bubble-v"}) {
+    for (const std::string recompute : {"none", "every_nth"}) {
+      CAPTURE(order, recompute);
+      // Stages have 7 or 8 layers, so that every_nth recomputes 3 or 4 of them.
+      std::vector<std::string> settings = {
+          "model.num_layers=46", "parallel.pipeline=6",           "batch.global=24",
+          "batch.micro=1",       "memory.recompute=" + recompute, "parallel.pipeline_schedule=" + order};
+      if (recompute == "every_nth") settings.push_back("memory.recompute_interval=2");
+      const RunConfig config = preset_config("gpt2-1.5b", settings);
+      const RankBytes few = largest_rank_bytes({config, target, 6}, 3);
+      const WorldPlan all = plan_world({config, target, 6});
+      CHECK(few.on_device == all.largest.arenas.total());
+      CHECK(few.on_host == all.on_host);
+    }
+  }
+}
+
 TEST_CASE("the estimate of few stages is near the largest rank of all, on the device and on the host") {
   const Target target = find_target("a100-40g");
   for (const std::string order : {"1f1b", "interleaved", "zero-bubble-v"}) {

@@ -216,7 +216,7 @@ TEST_CASE("totals of the largest preset do not overflow") {
   CHECK(to_string(plan.total().model_flops).size() > 19);  // beyond 2^63
   const DryRun input{.config = config,
                      .target = cpu_target(),
-                     .spec = plan.design->spec,
+                     .spec = *plan.design->spec,
                      .memory = plan.memory().arenas,
                      .ops = plan.ops,
                      .checkpoint = {},
@@ -230,8 +230,8 @@ TEST_CASE("totals of the largest preset do not overflow") {
 TEST_CASE("weights, gradients, master weights and optimizer state take the bytes of the closed formulas") {
   const RunConfig mixed = preset_config("gpt2-124m");
   const StepPlan plan = plan_rank({mixed, cpu_target()});
-  const int64_t elements = padded_elements(plan.design->spec);
-  CHECK(elements - plan.design->spec.parameters() == 47 * 768);  // padding rows of the vocabulary, and no others
+  const int64_t elements = padded_elements(*plan.design->spec);
+  CHECK(elements - plan.design->spec->parameters() == 47 * 768);  // padding rows of the vocabulary, and no others
   CHECK(plan.memory().arenas[MemoryClass::weights] == 2 * elements);
   CHECK(plan.memory().arenas[MemoryClass::gradients] == 4 * elements);
   CHECK(plan.memory().arenas[MemoryClass::master] == 4 * elements);
@@ -304,11 +304,11 @@ TEST_CASE("a GPU has the logits of four times as many rows at a time as the CPU,
 TEST_CASE("the dry run's JSON has every promised key and agrees with its parts") {
   const RunConfig config = preset_config("gpt2-124m");
   const StepPlan plan = plan_rank({config, cpu_target()});
-  const int64_t saved = checkpoint_bytes(plan.design->spec, config);
+  const int64_t saved = checkpoint_bytes(*plan.design->spec, config);
   CHECK(plan.written_bytes == saved);  // one rank writes it all
   const DryRun input{.config = config,
                      .target = cpu_target(),
-                     .spec = plan.design->spec,
+                     .spec = *plan.design->spec,
                      .memory = plan.memory().arenas,
                      .ops = plan.ops,
                      .checkpoint = {.bytes = saved, .rank_bytes = saved, .node_bytes = saved},
@@ -326,7 +326,7 @@ TEST_CASE("the dry run's JSON has every promised key and agrees with its parts")
   CHECK(json["checkpoint_bytes"] == 12 * int64_t{124'439'808});
   RunConfig pure = config;
   pure.precision.pure = true;
-  CHECK(checkpoint_bytes(plan.design->spec, pure) == 10 * int64_t{124'439'808} + 2 * 25 * 2 * 768);
+  CHECK(checkpoint_bytes(*plan.design->spec, pure) == 10 * int64_t{124'439'808} + 2 * 25 * 2 * 768);
   CHECK(json["total_seconds"].get<double>() == Approx(8 * 1024 * 10 / 1000.0));
   CHECK(json["sources"][0]["epochs"] == 2.5);
   const std::string text = dry_run_text(input);
@@ -342,9 +342,9 @@ TEST_CASE("with gradients in bf16 and moments of 8 bits a parameter takes six by
   };
   const StepPlan plan = plan_with("precision.gradients=bf16"), wide = plan_with("precision.gradients=fp32");
   int64_t large = 0, norms = 0;
-  for (const TensorSpec& tensor : plan.design->spec.tensors)
+  for (const TensorSpec& tensor : plan.design->spec->tensors)
     (tensor.has_block_state() ? large : norms) += tensor.count();
-  REQUIRE(large + norms == plan.design->spec.parameters());
+  REQUIRE(large + norms == plan.design->spec->parameters());
   const auto state_bytes = [](const MemoryPlan& memory) {
     return memory[MemoryClass::weights] + memory[MemoryClass::gradients] + memory[MemoryClass::master] +
            memory[MemoryClass::optimizer];
