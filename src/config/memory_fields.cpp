@@ -126,8 +126,8 @@ void add_memory_fields(std::vector<Field>& table) {
               "where the optimizer's state and master weights lie between updates: in the device's "
               "memory (none), in that of a GPU's host, where its CPU updates them (host, arXiv 2101.06840), or in "
               "working files on memory.disk_path, which are read ahead, updated and written beside the "
-              "passes (arXiv 2104.07857); fit: in working files, for as few layers as make the run fit into memory; "
-              "the result has the same bits"),
+              "passes (arXiv 2104.07857); fit: for as few layers as make the run fit into memory, on the host of a "
+              "GPU as long as that has room, else in working files; the result has the same bits"),
           field("memory.offload_optimizer_share", &RunConfig::memory, &M::offload_optimizer_share,
                 NumberRule{.min = 0, .max = 1},
                 "share of the layers, from the last one on, whose optimizer state lies on the host or in working "

@@ -83,8 +83,6 @@ class MemoryRules : Rules {
   void check_disk() {
     const char* const path = "memory.offload_optimizer";
     if (!sound({path}) || !config_.memory.keeps_state_away()) return;
-    if (sound({"run.device"}) && config_.run.device == DeviceKind::cuda && config_.memory.fits_places())
-      fault(path, "works with run.device = \"cpu\" only: it chooses for CPUs", "\"host\"");
     if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu && !config_.memory.uses_disk())
       fault(path, "is for GPUs: the memory of a CPU is the host's already", "\"disk\"");
     if (sound({"optimizer.type"}) && config_.optimizer.type == OptimizerKind::muon && !config_.memory.uses_disk())

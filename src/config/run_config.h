@@ -324,8 +324,8 @@ struct ProjectionConfig {
   bool is_at(LinearSite site) const { return std::find(sites.begin(), sites.end(), site) != sites.end(); }
 };
 
-// Where state lies between its uses: in the memory of the device (none), of a GPU's host, or on drives; fit: on drives
-// as far as memory is short (fit/fitted_places.h).
+// Where state lies between its uses: in the memory of the device (none), of a GPU's host, or on drives; fit: not in the
+// device's as far as that is short (fit/fitted_places.h).
 enum class StatePlace : uint8_t { none, disk, host, fit };
 constexpr std::array<std::string_view, 4> state_place_names = {"none", "disk", "host", "fit"};
 constexpr std::string_view state_place_name(StatePlace place) { return state_place_names[static_cast<size_t>(place)]; }

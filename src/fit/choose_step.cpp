@@ -74,18 +74,19 @@ void check_places(const PlanCase& run) {
   if (!memory.keeps_state_away()) return;
   const bool on_gpu = run.target.kind == Target::Kind::gpu;
   const bool is_present = !run.target.identity.empty();  // otherwise it has only been named, for a plan
-  if (const PlannedOnly fault = planned_only(run); on_gpu && is_present && !fault.setting.empty())
+  if (const PlannedOnly fault = planned_only(run);
+      on_gpu && is_present && !fault.setting.empty() && !memory.fits_places())
     throw Error(ExitCode::usage, "{}: works on CPUs and in plans for a named GPU only, as {} (try {})", fault.setting,
                 fault.why, fault.nearest);
-  if (on_gpu && memory.fits_places())
+  if (on_gpu && (memory.fits_places() || memory.offload_optimizer_share < 1) &&
+      !updates_on_host(run.config.optimizer.type)) {
+    const std::string setting = memory.fits_places() ? "memory.offload_optimizer = \"fit\": cannot be combined"
+                                                     : fmt::format("memory.offload_optimizer_share = {:g}: must be 1",
+                                                                   memory.offload_optimizer_share);
     throw Error(ExitCode::usage,
-                "memory.offload_optimizer = \"fit\": chooses for CPUs only; name the place in a plan for a GPU (try "
-                "\"host\" or \"disk\")");
-  if (on_gpu && memory.offload_optimizer_share < 1 && !updates_on_host(run.config.optimizer.type))
-    throw Error(ExitCode::usage,
-                "memory.offload_optimizer_share = {:g}: must be 1 on a GPU with optimizer.type = \"{}\", which reads "
-                "gradients of whole tensors before the update",
-                memory.offload_optimizer_share, optimizer_names[run.config.optimizer.type]);
+                "{} on a GPU with optimizer.type = \"{}\", which reads gradients of whole tensors before the update",
+                setting, optimizer_names[run.config.optimizer.type]);
+  }
   if (!on_gpu && !memory.uses_disk())
     throw Error(ExitCode::usage,
                 "memory.offload_optimizer = \"host\": on a CPU the state lies in the host's memory anyway (try "
@@ -116,8 +117,9 @@ std::string text_of_places(const MemoryConfig& memory, size_t num_units) {
   const auto at_home = static_cast<size_t>((1 - memory.offload_optimizer_share) * static_cast<double>(num_units));
   return fmt::format(
       "memory.offload_optimizer = \"fit\": memory is short, so the optimizer state{} of the last {} of {} units "
-      "(embedding, layers and head) lies on disk",
-      memory.offload_parameters != StatePlace::none ? " and the weights" : "", num_units - at_home, num_units);
+      "(embedding, layers and head) lies on {}",
+      memory.offload_parameters != StatePlace::none ? " and the weights" : "", num_units - at_home, num_units,
+      memory.uses_disk() ? "disk" : "the host");
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <set>
 #include <tuple>
 
 #include "fit/fitted_places.h"
@@ -264,8 +265,7 @@ int64_t activation_headroom(const PlanCase& run, int32_t stage) {
     fixed.memory.recompute = kind;
     fixed.memory.offload = offload::none;
     // The first tensor rank has the biases and positions, the last the padding of the vocabulary.
-    for (const int64_t tensor_rank : {int64_t{0}, tensor / 2, tensor - 1}) {
-      if (tensor_rank > 0 && tensor == 1) continue;
+    for (const int64_t tensor_rank : std::set<int64_t>{0, tensor / 2, tensor - 1}) {
       const int64_t rank = mesh.first_rank_of_stage(stage, tensor_rank);
       const MemoryPlan memory = plan_fixed({fixed, target, world_size}, rank).memory().arenas;
       others = std::max(others, memory.total() - memory[MemoryClass::activations]);

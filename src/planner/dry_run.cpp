@@ -83,6 +83,24 @@ std::string own_attention_line(const RunConfig& config, const Target& target, co
       setting_of(run.own_attention, config, target), seconds_text(run.own_attention_seconds), 100 * share);
 }
 
+// Returns the section with the places that stages chose instead of "fit": the slowest of each kind of values.
+MemoryConfig chosen_places(MemoryConfig memory, const std::vector<StepChoices>& of_stages) {
+  if (!memory.fits_places()) return memory;
+  memory.offload_optimizer = memory.offload_parameters = StatePlace::none;
+  const auto has = [](const StepChoices& choices, MemoryPlace place) {
+    return std::find(choices.optimizer_state.begin(), choices.optimizer_state.end(), place) !=
+           choices.optimizer_state.end();
+  };
+  for (const StepChoices& choices : of_stages) {
+    if (has(choices, MemoryPlace::disk))
+      memory.offload_optimizer = StatePlace::disk;
+    else if (has(choices, MemoryPlace::pinned_host) && !memory.uses_disk())
+      memory.offload_optimizer = StatePlace::host;
+    if (choices.weights == Residency::away) memory.offload_parameters = memory.offload_optimizer;
+  }
+  return memory;
+}
+
 }  // namespace
 
 PlannedRun plan_run(const RunConfig& config, const PlannedMachine& machine, int64_t world_size, LoggedRanks logged,
@@ -228,8 +246,8 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
   result.forecast->error = expected_error(*rates, config.parallel.zero);
   result.forecast->published = run.published;
   result.links = run.links;
-  if (config.memory.keeps_state_away()) {
-    result.link_needs = link_needs(config, config.memory, *rates, run.world_size);
+  if (const MemoryConfig memory = chosen_places(config.memory, plan.choices); memory.keeps_state_away()) {
+    result.link_needs = link_needs(config, memory, *rates, run.world_size);
     result.sustained_flops = sustained_flops(config.precision, *rates, run.world_size);
   }
   result.warnings += own_attention_line(config, target, run);
