@@ -68,7 +68,7 @@ OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code) : O
 OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code, std::filesystem::path shown)
     : path_(std::move(path)), shown_(std::move(shown)), code_(code) {
   if (mode != Mode::create) remove_lost_link(path_);
-  // Without waiting: opening a pipe that nobody reads would never return.
+  // Appending opens with O_NONBLOCK: otherwise, opening a pipe that nobody reads would never return.
   const bool appends = mode == Mode::append;
   const int flags = open_flags(mode) | O_WRONLY | O_CLOEXEC | (appends ? O_NONBLOCK : 0);
   descriptor_ = call_with_tries([&] { return ::open(path_.c_str(), flags, 0666); });
@@ -76,7 +76,7 @@ OutputFile::OutputFile(std::filesystem::path path, Mode mode, ExitCode code, std
   if (descriptor_ < 0) fail(code_, "open", shown_, errno);
   struct stat status {};
   if (!appends || ::fstat(descriptor_, &status) != 0) return;
-  // A character device may be a terminal or /dev/full.
+  // Character devices, such as a terminal or /dev/full, can be appended to.
   if (!S_ISREG(status.st_mode) && !S_ISCHR(status.st_mode)) {
     ::close(descriptor_);
     refuse_unordinary(code_, "append to", path_);

@@ -169,8 +169,8 @@ std::string tokenizer_note(const std::optional<TokenizerRecord>& record) {
            "LlamaTokenizer";
   if (record->end_token && !is_added(*tokenizer, *record->end_token))
     return fmt::format(
-        "documents end with {}, an ordinary piece: generation_config.json has this id, and "
-        "tokenizer_config.json, which only names special tokens, has no eos_token",
+        "the end token, id {}, is an ordinary piece, and tokenizer_config.json can name special tokens only: it has no "
+        "eos_token, and generation_config.json has the id",
         *record->end_token);
   return "";
 }

@@ -168,7 +168,7 @@ void require_tied_head(const std::vector<HfTensor>& tensors, const HfFiles& file
               config_file.string(), table->name, head, files.file_of(head).filename().string());
 }
 
-// A link that leads nowhere counts.
+// Returns true for a link without a target, too.
 bool has_file(const fs::path& folder, const char* name) {
   std::error_code unreadable;
   return fs::exists(fs::symlink_status(folder / name, unreadable));

@@ -282,7 +282,7 @@ void read_job_size(const Variables& variables, Launch& launch) {
   if (!variables.has("PBS_NODEFILE")) note_tasks("PBS_NP", count_in(variables, "PBS_NP"));
   if (!variables.has("LSB_MCPU_HOSTS") && !variables.has("LSB_HOSTS"))
     note_tasks("LSB_DJOB_NUMPROC", count_in(variables, "LSB_DJOB_NUMPROC"));
-  // A launcher that tells a number of processes, but not which of them this is.
+  // Launchers that tell the number of processes, but not the rank of this one.
   for (const OtherLauncher& launcher : other_launchers)
     if (launcher.size != nullptr) note_tasks(launcher.size, count_in(variables, launcher.size));
   // The first pod of an indexed job of Kubernetes cannot tell whether there are others.

@@ -147,7 +147,7 @@ void add_parallel_and_precision(std::vector<Field>& table) {
               .changeable(),
           field("parallel.expert", &RunConfig::parallel, &P::expert, IntegerRule{1, 1 << 16, {}},
                 "ranks of a stage that hold the experts of model.moe between them: tokens go to the ranks of their "
-                "experts and back; divides the experts, and times expert_tensor the ranks of a stage")
+                "experts and back; must divide model.moe.experts, and times expert_tensor the ranks of a stage")
               .changeable(),
           field("parallel.expert_tensor", &RunConfig::parallel, &P::expert_tensor, IntegerRule{1, 1 << 16, {}},
                 "ranks that share each expert's features: 1, each rank has whole experts; or parallel.tensor, experts "
@@ -211,8 +211,9 @@ void add_parallel_and_precision(std::vector<Field>& table) {
               .changeable(),
           field("parallel.overlap_tensor", &RunConfig::parallel, &P::overlap_tensor, BooleanRule{},
                 "products of linears run in pieces of rows, and one piece travels between the tensor ranks while the "
-                "next is computed, in the forward sums of a branch and, with parallel.sequence and more than two "
-                "ranks, in the backward gathers; sums keep their order, products of fewer rows may round differently")
+                "next is computed. This is so in the forward sums of a branch and, with parallel.sequence and more "
+                "than two ranks, in the backward gathers. Sums keep their order; products of fewer rows may round "
+                "differently")
               .changeable(),
           field("parallel.elastic", &RunConfig::parallel, &P::elastic, BooleanRule{},
                 "train on as many of the started ranks as batch.global divides over, and let the others idle; "
@@ -342,7 +343,8 @@ void add_checkpoint_log_comm(std::vector<Field>& table) {
               named_words<CommHierarchy>(comm_hierarchy_names), {},
               "sums of gradients over data ranks and gathers of their weights: flat: over all ranks at once; node: "
               "within nodes and between them, so that less passes between nodes, and sums round in another order; "
-              "auto: the one that is predicted to be faster; ranks of one node, or alone on theirs, are flat")
+              "auto: the one that is predicted to be faster; sums are flat if all ranks share a node, or if each has "
+              "its own")
               .changeable(),
           field("comm.ranks_per_node", &RunConfig::comm, &CommConfig::ranks_per_node, IntegerRule{0, 1 << 20, {}},
                 "neighbouring ranks that count as one node for comm.hierarchy and parallel.zero_node_copy; 0: those "

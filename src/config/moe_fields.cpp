@@ -120,8 +120,8 @@ const std::vector<ObjectKey>& moe_keys() {
 
 Builder moe_field() {
   return field("model.moe", &RunConfig::model, &ModelConfig::moe, ObjectRule{moe_keys},
-               "mixture of experts: blocks whose FFN is one of several, or the sum of some, by a router's choice for "
-               "each token (arXiv 1701.06538); {}: all blocks are dense")
+               "mixture of experts: blocks with several FFNs, of which a router chooses one or more for each token "
+               "(arXiv 1701.06538); {}: all blocks are dense")
       .usually(R"({"experts": 8, "top_k": 2})");
 }
 

@@ -335,8 +335,8 @@ const std::vector<ObjectKey>& compression_keys() {
 
 const std::vector<ObjectKey>& local_steps_keys() {
   static const std::vector<ObjectKey> keys = {
-      {"islands", "parts of the data ranks, neighbours, each of which trains for itself", IntegerRule{1, 1 << 16, {}},
-       true, "2"},
+      {"islands", "number of islands: runs of neighbouring data ranks, each of which trains by itself",
+       IntegerRule{1, 1 << 16, {}}, true, "2"},
       {"every", "steps from one averaging of the weights to the next; the last step of the run averages as well",
        IntegerRule{1, 1 << 30, {}}, true, "30"},
       {"start_step", "steps at the run's start in which all data ranks sum gradients", IntegerRule{0, 1 << 30, {}},

@@ -105,7 +105,7 @@ struct ShardName {
   int64_t number;
 };
 
-// Returns nullopt if the name is not PREFIX-00000 with at least five digits.
+// Returns nullopt unless the name is PREFIX-NNNNN, with five or more digits.
 std::optional<ShardName> shard_name_of(const fs::path& file) {
   const std::string& name = file.native();
   const size_t dash = name.rfind('-');

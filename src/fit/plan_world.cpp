@@ -175,7 +175,8 @@ RankBytes bytes_of_stages(const PlanCase& run, const std::vector<int64_t>& stage
   return most;
 }
 
-// All by which equally many layers of two stages may take other memory.
+// The properties of a layer that decide its memory. Stages whose layers have equal ones take as much for their layers,
+// with as many micro-batches in flight.
 struct LayerFacts {
   FfnKind ffn;
   AttentionPattern attention;
@@ -186,14 +187,15 @@ struct LayerFacts {
   bool operator==(const LayerFacts&) const = default;
 };
 
-// Whether all choices for layers are given by the config, and are the same on each stage but for LayerFacts.
+// Returns true if the config alone decides which values layers save, recompute or offload, so that stages differ in
+// LayerFacts only.
 bool has_fixed_choices(const MemoryConfig& memory) {
   return memory.recompute != RecomputeKind::optimal && memory.offload == offload::none && !memory.fits_places() &&
          (!memory.keeps_state_away() || memory.offload_optimizer_share == 1);
 }
 
-// Returns the stages that may take the most, rising: the first, the second, the last, and those with other layers than
-// the stage before. Later stages with equal layers have at most as many micro-batches in flight.
+// Returns the stages that may take the most memory, in rising order: the first, the second, the last, and those with
+// other layers than the stage before. Later stages with equal layers have at most as many micro-batches in flight.
 std::vector<int64_t> stages_of_peak(const RunConfig& config) {
   const ModelConfig& model = config.model;
   const Stages stages = make_stages(config, 0, config.batch.accumulation, false);
@@ -216,7 +218,7 @@ std::vector<int64_t> stages_of_peak(const RunConfig& config) {
   return found;
 }
 
-// Gives stages that are not among `stages` the host's bytes of the stage before.
+// Copies the host's bytes of the stage before to each stage that is not in `stages`. REQUIRES: stage 0 is in `stages`.
 void fill_in_host_bytes(RankBytes& bytes, const ParallelConfig& parallel, const std::vector<int64_t>& stages) {
   for (int64_t stage = 0; stage < parallel.pipeline; ++stage) {
     if (std::find(stages.begin(), stages.end(), stage) != stages.end()) continue;

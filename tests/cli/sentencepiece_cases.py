@@ -46,7 +46,7 @@ class SentencePiece(CliCase):
         self.assertIn("note: tokenizer.model is exported without tokenizer_config.json",
                       self.succeed("checkpoint", "export", "imported", "--hf", "back"))
         self.assertEqual(self.path("back/tokenizer.model").read_bytes(), self.path("s.model").read_bytes())
-        # A model takes no tokens that other files add: they are not left out in silence.
+        # Tokens that other files add to a SentencePiece model are refused, not left out in silence.
         self.path("hf/added_tokens.json").write_text('{"<new>": 420}', encoding="utf-8")
         self.assertIn('note: the tokenizer is not imported, name another in data.tokenizer or with --tokenizer: hf/added_tokens.json: "<new>" is '
                       "no token of tokenizer.model with this id", self.succeed("checkpoint", "import", "--hf", "hf", "without"))

@@ -352,9 +352,10 @@ InputFormat find_input_format(const InputQuestion& question) {
   }
   // A zero byte has a message of its own, with its line.
   if (!question.start.empty() && is_control(question.start[0]) && question.start[0] != '\0') {
-    throw Error(ExitCode::data,
-                "{} begins with the control character 0x{:02X}: this is no text (--format text takes it)",
-                question.path.native(), static_cast<int>(question.start[0]));
+    throw Error(
+        ExitCode::data,
+        "{} begins with the control character 0x{:02X}: this is no text (--format text reads it as one all the same)",
+        question.path.native(), static_cast<int>(question.start[0]));
   }
   return {};
 }

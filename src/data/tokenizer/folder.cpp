@@ -309,7 +309,9 @@ std::shared_ptr<const Tokenizer> model_with(const std::vector<ExtraToken>& extra
     const json content = given.token.value("content", json());
     const std::optional<int32_t> id = content.is_string() ? tokenizer->id_of(content.get<std::string>()) : std::nullopt;
     if (id && given.token.value("id", json(*id)) == *id) continue;
-    throw Error(ExitCode::usage, "{}: {} is no token of {} with this id; save a tokenizer.json with transformers",
+    throw Error(ExitCode::usage,
+                "{}: {} is not in {}, or has another id there, and a SentencePiece model takes no new tokens; save a "
+                "tokenizer.json with transformers, and use that",
                 given.file.native(), json_text(content), path.filename().native());
   }
   return tokenizer;

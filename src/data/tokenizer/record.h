@@ -25,7 +25,7 @@ struct TokenizerRecord {
 TokenizerRecord make_tokenizer_record(const Tokenizer& tokenizer, std::optional<int32_t> end_token);
 
 // Returns true if both tokenizers give the same ids: their hashes are equal, or their texts differ only in that one has
-// its added tokens in model.vocab too, as exports write it. Throws as tokenizer_of() does.
+// its added tokens in model.vocab too, as exports write them. Throws as tokenizer_of() does.
 bool is_same_tokenizer(const TokenizerRecord& a, const TokenizerRecord& b);
 
 // Returns the tokenizer of a record that has its text. Throws as parse_tokenizer_json() does.

@@ -60,8 +60,8 @@ struct TensorShard {
 // and those of other ranks have empty shards.
 std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_rank, ExpertRank expert_rank = {});
 
-// RETURNS the same shards. Keeps the last few lists, so that plans of equal ranks share one. Callable by several
-// threads at once.
+// RETURNS the list of shard_tensors. Keeps the last four lists, so that plans of equal ranks share a list. Callable by
+// several threads at once.
 std::shared_ptr<const std::vector<TensorShard>> shared_shards(const std::shared_ptr<const ModelSpec>& spec,
                                                               TensorRank tensor_rank, ExpertRank expert_rank);
 

@@ -84,7 +84,8 @@ constexpr int64_t vocab_multiple = 64;
 
 // RETURNS the list. `experts_are_units`: experts are units of their own, as needed when they are spread over ranks.
 ModelSpec make_spec(const ModelConfig& model, bool experts_are_units = false);
-// RETURNS the same list, which plans of one model share. Callable by several threads at once.
+// RETURNS the list of make_spec. Keeps the last list, so that plans of one model share it. Callable by several threads
+// at once.
 std::shared_ptr<const ModelSpec> shared_spec(const ModelConfig& model, bool experts_are_units);
 
 }  // namespace gptrain::spec
