@@ -85,7 +85,7 @@ void print_study(const PlanArguments& arguments, const Study& study) {
   if (!has_result) throw Error(ExitCode::usage, "none of the configs can be planned: {}", study.points.front().refused);
   if (!arguments.html.empty()) write_file(arguments.html, study_page(study.title, study));
   if (!arguments.svg.empty()) write_file(arguments.svg, study_svg(study));
-  write_out(arguments.json ? study_json(study) : study_text(study));
+  arguments.json ? write_json(study_json(study)) : write_out(study_text(study));
 }
 
 constexpr std::string_view elastic_key = "parallel.elastic";
@@ -174,7 +174,7 @@ RunConfig load_for_search(PlanArguments& arguments, int64_t gpus) {
     return load_for(arguments, gpus);
   } catch (const Error& refused) {
     if (refused.code() != ExitCode::usage || !sets_a_layout(arguments)) throw;
-    arguments.search.refused = refused.what();
+    arguments.search.refused = refused.lines();
     PlanArguments without = arguments;
     for (const std::string_view key : layout_key_paths()) without.overrides.push_back(fmt::format("{}=null", key));
     without.overrides.emplace_back("memory.recompute=optimal");  // the value with which a file may set a budget
@@ -233,7 +233,8 @@ void fit(const PlanArguments& arguments) {
 
 void estimate(const PlanArguments& arguments) {
   for (const EncoderShape& shape : encoder_shapes()) {
-    if (shape.name == arguments.estimate) return write_out(arguments.json ? encoder_json(shape) : encoder_text(shape));
+    if (shape.name == arguments.estimate)
+      return arguments.json ? write_json(encoder_json(shape)) : write_out(encoder_text(shape));
   }
 }
 
@@ -242,7 +243,7 @@ void scale_published(const PlanArguments& arguments) {
   PublishedSteps steps = read_published(arguments.scale);
   predict_published(steps);
   if (!arguments.svg.empty()) write_file(arguments.svg, published_svg(steps));
-  write_out(arguments.json ? published_json(steps) : published_text(steps));
+  arguments.json ? write_json(published_json(steps)) : write_out(published_text(steps));
 }
 
 void scale(const PlanArguments& arguments) {
@@ -303,7 +304,7 @@ void search(PlanArguments& arguments) {
   }
   if (!arguments.html.empty())
     write_file(arguments.html, search_page("The best layout of " + stem_of(arguments), found, winner));
-  write_out(arguments.json ? layout_search_json(found, winner) : layout_search_text(found));
+  arguments.json ? write_json(layout_search_json(found, winner)) : write_out(layout_search_text(found));
   if (found.best.empty())
     throw Error(ExitCode::machine, "no layout of {} fits {} x {}", arguments.config, gpus, arguments.target);
 }
@@ -413,8 +414,8 @@ std::string in_help(const std::vector<std::string>& choices) {
   return text;
 }
 
-
 }  // namespace
+
 void add_plan_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("plan", "find the best layout of a run, or compare plans");
   auto formatter = std::make_shared<CLI::Formatter>();

@@ -259,7 +259,7 @@ void dry_run(const TrainArguments& arguments) {
   if (!arguments.memory_curve.empty()) write_memory_curve(arguments, result.recomputation);
   result.sources = forecast_sources(config);
   if (const std::string repeated = warning_of_repeated_files(config.data.train); !repeated.empty())
-    result.warnings += repeated + "\n";
+    result.warnings += one_line(repeated) + "\n";
   result.price = arguments.price;
   if (world_size < started) result.warnings += elastic_line(config, started) + "\n";
   if (arguments.tokens_per_second > 0) {
@@ -271,7 +271,7 @@ void dry_run(const TrainArguments& arguments) {
   }
   if (!arguments.html.empty()) write_page(arguments, result);
   const std::string table = trace ? trace->finish() : "";
-  if (arguments.json) return write_out(dry_run_json(result));
+  if (arguments.json) return write_json(dry_run_json(result));
   write_out(dry_run_text(result) + (table.empty() ? "" : "\n" + table));
 }
 

@@ -89,7 +89,7 @@ void refuse_shortage(const RunConfig& config, const Target& share, const MemoryP
   agree_on(all, world, [&] {
     if (world.rank() != memory.largest_rank) return;
     const std::string shortage = memory_shortage(config, share, memory);
-    if (!shortage.empty()) throw Error(ExitCode::machine, "{}", shortage);
+    if (!shortage.empty()) throw Error(ExitCode::machine, Lines::written(shortage));
   });
   // Another node may have less memory than that rank's node.
   agree_on(all, world, [&] {
@@ -97,7 +97,7 @@ void refuse_shortage(const RunConfig& config, const Target& share, const MemoryP
     for (int rank = 0; rank < world.size(); ++rank)
       if (world.host(rank) == world.host(world.rank())) use.add(plans[rank].host_memory());
     const std::string shortage = host_shortage(config.memory, config.batch.micro, use, share.host_bytes);
-    if (!shortage.empty()) throw Error(ExitCode::machine, "{}", shortage);
+    if (!shortage.empty()) throw Error(ExitCode::machine, Lines::written(shortage));
   });
 }
 
