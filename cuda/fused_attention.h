@@ -56,7 +56,8 @@ struct FusedAttentionOptions {
   std::optional<int64_t> backward_bytes = std::nullopt;
 };
 
-// Runs on the calling thread's current device. Throws Error(device).
+// Runs on the calling thread's current device. Throws Error(machine) if the library is too old, Error(device) if it
+// fails.
 std::unique_ptr<FusedAttention> make_fused_attention(Stream stream, const FusedAttentionOptions& options = {});
 
 }  // namespace gptrain::cuda

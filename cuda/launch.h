@@ -28,7 +28,7 @@ constexpr int64_t most_grid_blocks = 1024;
 // Shared memory that a block may have without an opt-in.
 constexpr size_t plain_shared_bytes = 48 << 10;
 
-// Throws Error(device) if the kernel cannot have so much shared memory.
+// Throws Error(machine) if the device does not give a kernel so much shared memory.
 void allow_shared_memory(const void* kernel, size_t bytes);
 // Throws Error(device) if the device has refused a launch.
 void check_launch();
@@ -41,7 +41,7 @@ int64_t resident_blocks(void (*kernel)(Parameters...), const LaunchShape& shape)
   return resident_blocks(reinterpret_cast<const void*>(kernel), shape.threads, shape.shared_bytes);
 }
 
-// Queues the kernel on the stream. Throws Error(device) as the two above do.
+// Queues the kernel on the stream. Throws Error as allow_shared_memory and check_launch do.
 template <typename... Parameters, typename... Arguments>
 void launch(Stream stream, const LaunchShape& shape, void (*kernel)(Parameters...), Arguments&&... arguments) {
   if (shape.shared_bytes > plain_shared_bytes)

@@ -7,7 +7,7 @@ namespace gptrain::inline comm {
 bool has_device_links() { return false; }
 
 std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<const LinkedGroup>, double) {
-  throw Error(ExitCode::device, "this build of gptrain has no NCCL");
+  throw Error(ExitCode::machine, "this build of gptrain has no NCCL");
 }
 
 }  // namespace gptrain::comm

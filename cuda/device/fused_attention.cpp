@@ -178,7 +178,7 @@ class CudnnAttention final : public FusedAttention {
       : forward_plans_(options), backward_plans_(options) {
     const size_t version = cudnnGetVersion();
     if (version < oldest_cudnn) {
-      throw Error(ExitCode::device, "cuDNN {} was found, whose attention gives wrong results: {} or later is needed",
+      throw Error(ExitCode::machine, "cuDNN {} was found, whose attention gives wrong results: {} or later is needed",
                   version, oldest_cudnn);
     }
     int device = 0, major = 0;

@@ -27,7 +27,7 @@ void allow_shared_memory(const void* kernel, size_t bytes) {
   check_cuda(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device),
              "asking for the size of shared memory");
   if (static_cast<int64_t>(bytes) > most) {
-    throw Error(ExitCode::device, "a kernel needs {} bytes of shared memory; this device gives a block {}", bytes,
+    throw Error(ExitCode::machine, "a kernel needs {} bytes of shared memory; this device gives a block {}", bytes,
                 most);
   }
   cudaFuncAttributes attributes;

@@ -27,7 +27,7 @@ void check_workspace(const ScaledProduct& op, const std::byte* scratch, int64_t 
 }
 
 [[noreturn]] void refuse(const Served& served) {
-  throw Error(ExitCode::device, "{}: {}; set precision.linears = \"bf16\" to run without FP8", served.text,
+  throw Error(ExitCode::machine, "{}: {}; set precision.linears = \"bf16\" to run without FP8", served.text,
               why_unserved(served.fault));
 }
 

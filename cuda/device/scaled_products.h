@@ -23,7 +23,7 @@ class ScaledProducts {
  public:
   explicit ScaledProducts(Algorithms& algorithms) : algorithms_(algorithms) {}
 
-  // Throws Error(device), with the op and its shape, if the device or the library has no such products.
+  // Throws Error(machine), with the op and its shape, if the device or the library has no such products.
   void run(const ScaledProduct& op, std::byte* scratch, int64_t scratch_bytes);
   void choose(const ScaledProduct& op, std::byte* scratch, int64_t scratch_bytes);
   // Discards all choices, so that the records are read again.

@@ -4,7 +4,8 @@
 #include <fmt/format.h>
 #include <stdexcept>
 #include <string>
-#include <utility>
+
+#include "base/lines.h"
 
 namespace gptrain::inline base {
 
@@ -22,16 +23,18 @@ enum class ExitCode : int {
 
 // A message for the user and the exit code of the process. main() prints the message and exits. No other code prints an
 // Error, except refuse_on_all_ranks (train/refuse_on_all_ranks.h), which does so before it waits for other processes.
-// what() may have several lines (all faults of a config); it is empty if the error has been reported already.
+// A message may have several lines (all faults of a config); it is empty if the error has been reported already.
 class Error : public std::runtime_error {
  public:
-  Error(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
-
-  template <typename... Args>
-  Error(ExitCode code, fmt::format_string<Args...> format, Args&&... args)
-      : Error(code, fmt::format(format, std::forward<Args>(args)...)) {}
+  Error(ExitCode code, const Lines& message) : std::runtime_error(message.text()), code_(code) {}
+  Error(ExitCode code, const std::string& message) : Error(code, Lines("{}", message)) {}
+  // Keeps line breaks as Lines does: give it lines() of an error, as its plain text would be put on one line.
+  template <typename Arg, typename... Args>
+  Error(ExitCode code, fmt::format_string<Arg, Args...> format, const Arg& arg, const Args&... args)
+      : Error(code, Lines(format, arg, args...)) {}
 
   ExitCode code() const { return code_; }
+  Lines lines() const { return Lines::written(what()); }
 
  private:
   ExitCode code_;

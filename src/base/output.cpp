@@ -9,6 +9,7 @@
 #include <poll.h>
 #include <unistd.h>
 
+#include "base/standard_streams.h"
 #include "base/utf8.h"
 
 namespace gptrain::inline base {
@@ -23,6 +24,31 @@ bool wait_until_writable(int descriptor) {
     if (errno != EINTR) return false;
   }
   return true;
+}
+
+// Returns true for characters that a terminal obeys: some obey those from U+0080 to U+009F, too. Others break lines or
+// show the text after them from right to left.
+bool is_control(uint32_t code) {
+  if (code == '\n' || code == '\t') return false;
+  return code < 0x20 || (code >= 0x7f && code < 0xa0) || (code >= 0x2028 && code <= 0x202e) ||
+         (code >= 0x2066 && code <= 0x2069) || code == num_code_points;
+}
+
+// Calls escape(text so far, bytes, code point) for each control character, and for each byte outside of UTF-8.
+template <typename Escape>
+std::string without_controls(std::string_view text, Escape escape) {
+  std::string shown;
+  while (!text.empty()) {
+    const DecodedCharacter character = decode_utf8(text);
+    const std::string_view bytes = text.substr(0, character.length);
+    if (is_control(character.code_point)) {
+      escape(shown, bytes, character.code_point);
+    } else {
+      shown += bytes;
+    }
+    text.remove_prefix(bytes.size());
+  }
+  return shown;
 }
 
 // Past the stream's own buffer, which loses bytes that a full descriptor does not take.
@@ -53,24 +79,19 @@ void open_missing_standard_streams() {
 }
 
 std::string without_controls(std::string_view text) {
-  std::string shown;
-  while (!text.empty()) {
-    const DecodedCharacter character = decode_utf8(text);
-    const std::string_view bytes = text.substr(0, character.length);
-    const uint32_t code = character.code_point;
-    // Some terminals obey the control characters from U+0080 to U+009F, too.
-    const bool is_control = code < 0x20 || (code >= 0x7f && code < 0xa0) || code == num_code_points;
-    if (!is_control || code == '\n' || code == '\t') {
-      shown += bytes;
-    } else {
-      for (const char byte : bytes) shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
-    }
-    text.remove_prefix(bytes.size());
-  }
-  return shown;
+  return without_controls(text, [](std::string& shown, std::string_view bytes, uint32_t) {
+    for (const char byte : bytes) shown += fmt::format("\\x{:02x}", static_cast<unsigned char>(byte));
+  });
 }
 
 void write_out(std::string_view text) { write_to(stdout, without_controls(text)); }
+
+void write_json(std::string_view text) {
+  // These characters can only be in strings.
+  write_to(stdout, without_controls(text, [](std::string& shown, std::string_view, uint32_t code) {
+             shown += fmt::format("\\u{:04x}", code);
+           }));
+}
 
 void write_err(std::string_view text) { write_to(stderr, without_controls(text)); }
 

@@ -5,40 +5,35 @@
 #include <fmt/format.h>
 #include <string>
 #include <string_view>
-#include <utility>
+
+#include "base/lines.h"
 
 namespace gptrain::inline base {
 
-// Opens each of the descriptors 0, 1 and 2 that is closed, so that no file of the program gets that number. Reading
-// such a stdin gives end of file; writing to stdout fails, so that flush_out reports the lost output; stderr is
-// discarded. REQUIRES: called before any file is opened.
-void open_missing_standard_streams();
-
-// Returns the text with control characters but newlines and tabs, and bytes outside of UTF-8, in the form \x1b.
+// Returns the text with control characters but newlines and tabs, characters that turn or break lines, and bytes
+// outside of UTF-8, in the form \x1b.
 std::string without_controls(std::string_view text);
 
-// Write text without its control characters: texts of files and arguments reach no terminal as they are. Never throw.
-// flush_out reports whether writing failed.
+// Write text without its control characters: texts of files and arguments reach no terminal as they are. Line breaks
+// pass: REQUIRES: the program has written them. Never throw.
 void write_out(std::string_view text);
 void write_err(std::string_view text);
 
 // Writes a command's result: byte for byte, but to a terminal without control characters.
 void write_result(std::string_view text);
 
+// Writes JSON text in the same way; the strings in it keep their values.
+void write_json(std::string_view text);
+
+// Write a message, with line breaks as in Lines.
 template <typename... Args>
-void print_out(fmt::format_string<Args...> format, Args&&... args) {
-  write_out(fmt::format(format, std::forward<Args>(args)...));
+void print_out(fmt::format_string<Args...> format, const Args&... args) {
+  write_out(Lines(format, args...).text());
 }
 
 template <typename... Args>
-void print_err(fmt::format_string<Args...> format, Args&&... args) {
-  write_err(fmt::format(format, std::forward<Args>(args)...));
+void print_err(fmt::format_string<Args...> format, const Args&... args) {
+  write_err(Lines(format, args...).text());
 }
-
-// Flushes standard output. Returns "" if all output so far was written, else the system's reason.
-std::string flush_out();
-
-// Discards further standard output. Call once its reader is gone.
-void give_up_out();
 
 }  // namespace gptrain::base

@@ -6,13 +6,14 @@
 #include <string>
 #include <string_view>
 
+#include "base/lines.h"
 #include "base/units.h"
 
 namespace gptrain::inline base {
 
 // A line of a table: label, value, remark.
 inline std::string text_row(std::string_view label, const std::string& value, const std::string& remark = "") {
-  return fmt::format("  {:<24} {:>20}{}{}\n", label, value, remark.empty() ? "" : "   ", remark);
+  return Lines("  {:<24} {:>20}{}{}\n", label, value, remark.empty() ? "" : "   ", remark).text();
 }
 
 inline std::string bytes_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }

@@ -83,7 +83,7 @@ std::optional<TokenizerRecord> with_text(const Manifest& manifest, const fs::pat
 }  // namespace
 
 Error with_way_out(const Error& error, const fs::path& checkpoint) {
-  return {error.code(), "{}{}", error.what(), other_checkpoint_hint(checkpoint)};
+  return {error.code(), "{}{}", error.lines(), other_checkpoint_hint(checkpoint)};
 }
 
 void save_checkpoint(const fs::path& out, const Manifest& manifest, const std::vector<Slice>& slices) {

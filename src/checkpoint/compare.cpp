@@ -137,7 +137,8 @@ void require_one_model(const std::vector<Contents>& all) {
     const ModelChanges changes = model_changes({first, config});
     if (changes.refused.empty() && changes.accepted.empty()) continue;
     throw Error(ExitCode::usage, "{} is of another model than {}:\n{}", contents.checkpoint.string(),
-                all.front().checkpoint.string(), changes.refused.empty() ? changes.accepted.front() : changes.refused);
+                all.front().checkpoint.string(),
+                changes.refused.empty() ? Lines("{}", changes.accepted.front()) : changes.refused);
   }
 }
 
@@ -189,7 +190,8 @@ std::string compare_checkpoints(const fs::path& a, const fs::path& b) {
     const auto left = of_a.tensors.find(name), right = of_b.tensors.find(name);
     const std::string shown = printable(name);
     if (left == of_a.tensors.end() || right == of_b.tensors.end()) {
-      fmt::format_to(out, "{:<{}}  only in {}\n", shown, width, (left == of_a.tensors.end() ? b : a).string());
+      fmt::format_to(out, "{:<{}}  only in {}\n", shown, width,
+                     one_line((left == of_a.tensors.end() ? b : a).native()));
     } else if (left->second.global_shape != right->second.global_shape) {
       fmt::format_to(out, "{:<{}}  {} against {}\n", shown, width, format_shape(left->second.global_shape),
                      format_shape(right->second.global_shape));

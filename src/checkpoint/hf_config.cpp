@@ -213,11 +213,11 @@ class Obstacles {
 };
 
 const HfClass& choose_class(const StepConfig& config, DType dtype) {
-  std::string all;
+  Lines all;
   for (const HfClass& candidate : hf_classes()) {
     const std::string found = Obstacles(config, candidate, dtype).find();
     if (found.empty()) return candidate;
-    all += fmt::format("\n  {}: {}", candidate.name, found);
+    all += Lines("\n  {}: {}", candidate.name, found);
   }
   throw Error(ExitCode::usage,
               "no Hugging Face class has this mix of config keys; for each class, the keys in the way:{}", all);

@@ -99,7 +99,7 @@ RunConfig config_of(const HfDescription& description, const fs::path& file, cons
   try {
     return parse_config(json_text(document), {}, "config");
   } catch (const Error& error) {
-    throw Error(ExitCode::checkpoint, "{} cannot be imported:\n{}", file.string(), error.what());
+    throw Error(ExitCode::checkpoint, "{} cannot be imported:\n{}", file.string(), error.lines());
   }
 }
 
@@ -150,7 +150,7 @@ void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, c
   const size_t count = faults.size();
   if (count > max_listed) faults.resize(max_listed);
   throw Error(ExitCode::checkpoint, "{} does not hold the model of its config.json:\n  {}{}", folder.string(),
-              join(faults, "\n  "), count > max_listed ? fmt::format("\n  and {} more", count - max_listed) : "");
+              Lines::join(faults, "\n  "), count > max_listed ? Lines("\n  and {} more", count - max_listed) : Lines());
 }
 
 // Refuses a head that differs from the token embedding if the config ties them: the head's values would be lost.

@@ -44,7 +44,7 @@ class HfConfigReader {
       const bool idle = std::find(keys.begin(), keys.end(), name) != keys.end();
       if (!idle && !known_.contains(name)) result_.unknown.push_back(name);
     }
-    if (!faults_.empty()) throw Error(ExitCode::checkpoint, "{}", join(faults_, "\n  "));
+    if (!faults_.empty()) throw Error(ExitCode::checkpoint, Lines::join(faults_, "\n  "));
     return std::move(result_);
   }
 
@@ -492,7 +492,7 @@ HfDescription read_hf_config(const std::filesystem::path& path) {
   try {
     return read(text);
   } catch (const Error& error) {
-    throw Error(error.code(), "{} cannot be imported:\n  {}", path.string(), error.what());
+    throw Error(error.code(), "{} cannot be imported:\n  {}", path.string(), error.lines());
   }
 }
 

@@ -58,7 +58,7 @@ std::string inspect_checkpoint(const std::filesystem::path& checkpoint) {
     shape_width = std::max(shape_width, printable(format_shape(tensor.global_shape)).size());
   }
   std::string text;
-  append(text, "checkpoint   {}\n", checkpoint.string());
+  append(text, "checkpoint   {}\n", one_line(checkpoint.native()));
   append(text, "step         {} ({} updates, {} skipped)\n", format_grouped(manifest.progress.step),
          format_grouped(manifest.progress.updates), format_grouped(manifest.progress.skipped));
   append(text, "samples      {}\n", format_grouped(manifest.progress.samples));

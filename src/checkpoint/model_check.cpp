@@ -115,7 +115,7 @@ RunConfig saved_config(const fs::path& checkpoint, const Manifest& manifest) {
   try {
     return parse_config(manifest.config, {}, "\"config\"", manifest.world_size);
   } catch (const Error& error) {
-    throw Error(ExitCode::checkpoint, "{} cannot be used: its config is not valid:\n{}", file, error.what());
+    throw Error(ExitCode::checkpoint, "{} cannot be used: its config is not valid:\n{}", file, error.lines());
   }
 }
 
@@ -132,9 +132,9 @@ void check_model(const Contents& contents, const StepConfig& config) {
   }
   if (differences.empty()) return;
   constexpr size_t max_listed = 8;
-  std::string text;
-  for (size_t i = 0; i < std::min(differences.size(), max_listed); ++i) text += "\n  " + differences[i];
-  if (differences.size() > max_listed) text += fmt::format("\n  and {} more", differences.size() - max_listed);
+  Lines text;
+  for (size_t i = 0; i < std::min(differences.size(), max_listed); ++i) text += Lines("\n  {}", differences[i]);
+  if (differences.size() > max_listed) text += Lines("\n  and {} more", differences.size() - max_listed);
   throw Error(ExitCode::checkpoint, "{} does not hold the model of its own config:{}", contents.checkpoint.string(),
               text);
 }

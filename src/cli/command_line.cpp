@@ -16,6 +16,7 @@
 #include "base/error.h"
 #include "base/output.h"
 #include "base/process_limits.h"
+#include "base/standard_streams.h"
 #include "base/version.h"
 #include "cli/commands.h"
 #include "cli/environment.h"
@@ -99,8 +100,8 @@ int run_program(int argc, char** argv) {
   CLI::App app("gptrain: pretrains GPT models from a JSON run config", "gptrain");
   app.set_version_flag("--version", version);
   app.require_subcommand(1);
-  app.failure_message([](const CLI::App* command, const CLI::Error& error) {
-    return "gptrain: " + CLI::FailureMessage::simple(command, error);
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return fmt::format("gptrain: {}\nRun with --help for more information.\n", one_line(error.what()));
   });
   app.footer(
       "Example: gptrain train configs/gpt2-124m.json --dry-run\n"
@@ -137,7 +138,7 @@ int run_program(int argc, char** argv) {
     return code == 0 ? end_output(0) : static_cast<int>(ExitCode::usage);
   } catch (const Error& error) {
     flush_out();
-    if (*error.what() != '\0') print_err("gptrain: {}\n", error.what());
+    if (*error.what() != '\0') print_err("gptrain: {}\n", error.lines());
     return static_cast<int>(error.code());
   } catch (const std::bad_alloc&) {
     print_err("gptrain: out of memory: the machine has none left, or the process has reached its limit (ulimit -v)\n");

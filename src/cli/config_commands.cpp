@@ -50,10 +50,10 @@ void add_config_commands(CLI::App& app) {
   CLI::App* show_command = config->add_subcommand("show", "print every value, with presets and defaults");
   add_file(show_command);
   set_examples(show_command, {"gptrain config show configs/gpt3-13b.json"});
-  show_command->callback([arguments] { write_out(show_config(load_config(arguments->file, arguments->overrides))); });
+  show_command->callback([arguments] { write_json(show_config(load_config(arguments->file, arguments->overrides))); });
   CLI::App* schema_command = config->add_subcommand("schema", "print the JSON Schema of a run config");
   set_examples(schema_command, {"gptrain config schema"});
-  schema_command->callback([] { write_out(config_schema()); });
+  schema_command->callback([] { write_json(config_schema()); });
   CLI::App* keys_command =
       config->add_subcommand("keys", "print every key with its default and meaning, as a Markdown table");
   set_examples(keys_command, {"gptrain config keys"});

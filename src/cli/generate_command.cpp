@@ -44,7 +44,7 @@ void generate_texts(GenerateArguments& arguments) {
     if (prompt == begun) {
       end();
       ++begun;
-      if (count > 1) print_out("{}--- prompt {} of {}\n", prompt > 0 ? "\n" : "", prompt + 1, count);
+      if (count > 1) print_out("{}--- prompt {} of {}\n", prompt > 0 ? Lines("\n") : Lines(), prompt + 1, count);
     }
     if (!arguments.stream) {
       text += piece;

@@ -85,7 +85,7 @@ void print_study(const PlanArguments& arguments, const Study& study) {
   if (!has_result) throw Error(ExitCode::usage, "none of the configs can be planned: {}", study.points.front().refused);
   if (!arguments.html.empty()) write_file(arguments.html, study_page(study.title, study));
   if (!arguments.svg.empty()) write_file(arguments.svg, study_svg(study));
-  write_out(arguments.json ? study_json(study) : study_text(study));
+  arguments.json ? write_json(study_json(study)) : write_out(study_text(study));
 }
 
 constexpr std::string_view elastic_key = "parallel.elastic";
@@ -174,7 +174,7 @@ RunConfig load_for_search(PlanArguments& arguments, int64_t gpus) {
     return load_for(arguments, gpus);
   } catch (const Error& refused) {
     if (refused.code() != ExitCode::usage || !sets_a_layout(arguments)) throw;
-    arguments.search.refused = refused.what();
+    arguments.search.refused = refused.lines();
     PlanArguments without = arguments;
     for (const std::string_view key : layout_key_paths()) without.overrides.push_back(fmt::format("{}=null", key));
     without.overrides.emplace_back("memory.recompute=optimal");  // the value with which a file may set a budget
@@ -233,7 +233,8 @@ void fit(const PlanArguments& arguments) {
 
 void estimate(const PlanArguments& arguments) {
   for (const EncoderShape& shape : encoder_shapes()) {
-    if (shape.name == arguments.estimate) return write_out(arguments.json ? encoder_json(shape) : encoder_text(shape));
+    if (shape.name == arguments.estimate)
+      return arguments.json ? write_json(encoder_json(shape)) : write_out(encoder_text(shape));
   }
 }
 
@@ -242,7 +243,7 @@ void scale_published(const PlanArguments& arguments) {
   PublishedSteps steps = read_published(arguments.scale);
   predict_published(steps);
   if (!arguments.svg.empty()) write_file(arguments.svg, published_svg(steps));
-  write_out(arguments.json ? published_json(steps) : published_text(steps));
+  arguments.json ? write_json(published_json(steps)) : write_out(published_text(steps));
 }
 
 void scale(const PlanArguments& arguments) {
@@ -303,7 +304,7 @@ void search(PlanArguments& arguments) {
   }
   if (!arguments.html.empty())
     write_file(arguments.html, search_page("The best layout of " + stem_of(arguments), found, winner));
-  write_out(arguments.json ? layout_search_json(found, winner) : layout_search_text(found));
+  arguments.json ? write_json(layout_search_json(found, winner)) : write_out(layout_search_text(found));
   if (found.best.empty())
     throw Error(ExitCode::machine, "no layout of {} fits {} x {}", arguments.config, gpus, arguments.target);
 }
@@ -394,12 +395,31 @@ void plan(const CLI::App& command, PlanArguments& arguments) {
   search(arguments);
 }
 
+constexpr int help_column = 42;
+
+// Returns the choices of an option in lines of the help's right column, to follow its description.
+std::string in_help(const std::vector<std::string>& choices) {
+  constexpr size_t screen_columns = 100;
+  std::string text;
+  size_t columns = screen_columns;
+  for (const std::string& choice : choices) {
+    columns += choice.size() + 2;
+    if (columns > screen_columns) {
+      text += '\n';
+      columns = help_column + choice.size() + 1;
+    }
+    text += text.ends_with('\n') ? "" : " ";
+    text += choice + (choice == choices.back() ? "" : ",");
+  }
+  return text;
+}
+
 }  // namespace
 
 void add_plan_command(CLI::App& app) {
   CLI::App* command = app.add_subcommand("plan", "find the best layout of a run, or compare plans");
   auto formatter = std::make_shared<CLI::Formatter>();
-  formatter->column_width(42);
+  formatter->column_width(help_column);
   command->formatter(formatter);
   auto arguments = std::make_shared<PlanArguments>();
   command->add_option("CONFIG", arguments->config, "run config (JSON)");
@@ -415,8 +435,7 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--software", arguments->software, "software to predict, such as nemo (default: gptrain)")
       ->check(some_text())
       ->type_name("NAME");
-  command
-      ->add_option("--objective", arguments->objective, "minimise time (default), memory, or cost on up to N devices")
+  command->add_option("--objective", arguments->objective, "least time (default), memory, or cost on up to N devices")
       ->check(CLI::IsMember({"time", "memory", "cost"}))
       ->type_name("WORD");
   command->add_option("--price", arguments->search.price, "price of a device-hour")
@@ -439,7 +458,7 @@ void add_plan_command(CLI::App& app) {
       ->type_name("KEY=V,...")
       ->allow_extra_args(false);
   command->add_flag("--methods", arguments->methods, "compare each method that saves memory, for CONFIG or --fit");
-  command->add_option("--scale", arguments->scale, "compare N, 2N, ... M devices; FILE: predict published steps")
+  command->add_option("--scale", arguments->scale, "compare N, 2N, ... M devices; FILE: published steps")
       ->check(some_text())
       ->type_name("N..M|FILE");
   command->add_option("--links", arguments->links, "compare these numbers of NICs per node, each at 3 rates")
@@ -451,13 +470,18 @@ void add_plan_command(CLI::App& app) {
   command->add_option("--family", arguments->family, "models to fit: gpt or llama (default: gpt)")
       ->check(CLI::IsMember({"gpt", "llama"}))
       ->type_name("NAME");
-  command->add_option("--optimizer", arguments->optimizers, "optimizers of the models to fit (default: adamw)")
+  const std::vector<std::string> optimizers(optimizer_names.begin(), optimizer_names.end());
+  command
+      ->add_option("--optimizer", arguments->optimizers,
+                   "optimizers of the models to fit (default: adamw)" + in_help(optimizers))
       ->delimiter(',')
       ->allow_extra_args(false)
-      ->check(CLI::IsMember(std::vector<std::string>(optimizer_names.begin(), optimizer_names.end())))
+      ->check(CLI::IsMember(optimizers).description(""))
       ->type_name("NAME,...");
-  command->add_option("--estimate", arguments->estimate, "parameters and FLOPs of a model that gptrain cannot train")
-      ->check(CLI::IsMember(encoder_names()))
+  command
+      ->add_option("--estimate", arguments->estimate,
+                   "parameters and FLOPs of a model that gptrain cannot train" + in_help(encoder_names()))
+      ->check(CLI::IsMember(encoder_names()).description(""))
       ->type_name("MODEL");
   set_examples(command, {"gptrain plan configs/gpt2-124m.json --gpus 8 --target a100-80g --out best.json",
                          "gptrain plan --fit h100 --optimizer adamw,adafactor"});

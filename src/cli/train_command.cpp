@@ -1,7 +1,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fmt/format.h>
-#include <fstream>
 #include <malloc.h>
 #include <memory>
 #include <optional>
@@ -11,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "base/json.h"
+#include "base/lines.h"
 #include "base/output.h"
 #include "base/output_file.h"
 #include "cli/commands.h"
@@ -37,6 +36,7 @@
 #include "report/timeline_page.h"
 #include "step/device.h"
 #include "step/step_profile.h"
+#include "train/metrics.h"
 #include "train/refuse_on_all_ranks.h"
 #include "train/run.h"
 #include "train/run_files.h"
@@ -74,25 +74,6 @@ struct TrainArguments {
   bool dry_run = false;
   bool json = false;
 };
-
-// Median speed of an earlier run in the folder `out`; nullopt if it has no metrics.
-std::optional<TokenRate> measured_rate(const fs::path& out) {
-  const fs::path metrics = out / "metrics.jsonl";
-  std::error_code unreadable;
-  if (!fs::is_regular_file(metrics, unreadable)) return std::nullopt;
-  std::ifstream file(metrics);
-  std::vector<double> rates;
-  for (std::string line; std::getline(file, line);) {
-    const auto record = parse_json_or_discard(line);
-    if (record.is_object() && record.contains("tokens_per_second") && record["tokens_per_second"].is_number()) {
-      rates.push_back(record["tokens_per_second"].get<double>());
-    }
-  }
-  if (rates.empty()) return std::nullopt;
-  const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
-  std::nth_element(rates.begin(), middle, rates.end());
-  return TokenRate{*middle, fmt::format("measured in {}", out.string())};
-}
 
 // Shares and epochs of the data sources. Epochs need the token files, or the number of their tokens, and are left out
 // if both are missing, which a dry run allows.
@@ -278,17 +259,19 @@ void dry_run(const TrainArguments& arguments) {
   if (!arguments.memory_curve.empty()) write_memory_curve(arguments, result.recomputation);
   result.sources = forecast_sources(config);
   if (const std::string repeated = warning_of_repeated_files(config.data.train); !repeated.empty())
-    result.warnings += repeated + "\n";
+    result.warnings += one_line(repeated) + "\n";
   result.price = arguments.price;
   if (world_size < started) result.warnings += elastic_line(config, started) + "\n";
   if (arguments.tokens_per_second > 0) {
     result.rate = TokenRate{arguments.tokens_per_second, "given"};
   } else if (arguments.target.empty()) {
-    result.rate = measured_rate(config.run.out);
+    const fs::path out = config.run.out;
+    if (const auto rate = read_records(out / metrics_file_name).tokens_per_second; rate)
+      result.rate = TokenRate{*rate, fmt::format("measured in {}", out.string())};
   }
   if (!arguments.html.empty()) write_page(arguments, result);
   const std::string table = trace ? trace->finish() : "";
-  if (arguments.json) return write_out(dry_run_json(result));
+  if (arguments.json) return write_json(dry_run_json(result));
   write_out(dry_run_text(result) + (table.empty() ? "" : "\n" + table));
 }
 

@@ -22,8 +22,9 @@ std::vector<std::string> agree(Communicator* group, const World& world, const st
     outcomes[rank].erase(0, 1);
     if (code == ExitCode::finished) continue;
     if (world.rank() > 0) throw Error(code, std::string());
-    if (rank == 0) throw Error(code, outcomes[rank]);
-    throw Error(code, "rank {} ({}): {}", rank, world.host(static_cast<int>(rank)), outcomes[rank]);
+    const Lines message = Lines::written(outcomes[rank]);
+    if (rank == 0) throw Error(code, message);
+    throw Error(code, "rank {} ({}): {}", rank, world.host(static_cast<int>(rank)), message);
   }
   return outcomes;
 }

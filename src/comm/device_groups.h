@@ -34,8 +34,8 @@ struct LinkedGroup {
 // work is queued; the queue's marks tell when it is done. A group uses so few of the device's thread blocks that all
 // lanes' groups can run at once: work that waits for a peer on one lane must not keep another lane from starting.
 // If a peer is gone, the rank throws PeerGone or Error(device) where it waits for its ops, and all these communicators
-// are unusable. THROWS Error(device) if a group cannot be made within timeout_seconds. Results have the bits that
-// Communicator promises.
+// are unusable. THROWS Error(device) if a group cannot be made within timeout_seconds, Error(machine) if this build has
+// no NCCL. Results have the bits that Communicator promises.
 std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<const LinkedGroup> groups,
                                                                      double timeout_seconds);
 

@@ -280,14 +280,14 @@ class Heartbeat::Watch {
 
   // On the leader: reports the lost ranks, tells the others, and does as the policy says.
   void report_loss() {
-    std::string report;
+    Lines report;
     std::vector<int> ranks;
     for (size_t rank = 0; rank < members_.size(); ++rank) {
       const Member& member = members_[rank];
       if (rank == index(rank_) || !lost(member)) continue;
       ranks.push_back(static_cast<int>(rank));
-      report += fmt::format("  rank {} ({}) {}; last seen {}\n", rank, rendezvous_.peers[rank].host, fate(member),
-                            member.doing);
+      report +=
+          Lines("  rank {} ({}) {}; last seen {}\n", rank, rendezvous_.peers[rank].host, fate(member), member.doing);
     }
     print_err("gptrain: {} of {} ranks lost; rank {} ({}) {}\n{}", ranks.size(), members_.size(), rank_, self().host,
               policy_.go_on ? "goes on without them" : "ends the run, nothing more is saved", report);

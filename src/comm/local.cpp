@@ -124,7 +124,7 @@ class LocalGroup {
   void check_agreement() {
     for (int rank = 1; rank < size_; ++rank) {
       if (const char* what = difference(call(0), call(rank)))
-        fail(disagreement(what, 0, call(0), rank, call(rank)).what());
+        fail(disagreement(what, 0, call(0), rank, call(rank)).lines());
     }
     if (failure_.empty() && call(0).operation == Operation::all_to_all_v) check_parts_agree();
   }
@@ -135,7 +135,7 @@ class LocalGroup {
         Call sent = call(source), received = call(rank);
         sent.count = call(source).sent[rank].count;
         received.count = call(rank).received[source].count;
-        if (sent.count != received.count) fail(disagreement("count", source, sent, rank, received).what());
+        if (sent.count != received.count) fail(disagreement("count", source, sent, rank, received).lines());
       }
     }
   }
@@ -162,7 +162,7 @@ class LocalGroup {
       Mailbox& mailbox = mailbox_of(call.peer, rank);
       if (mailbox.state != Mailbox::State::offered) continue;
       if (const char* what = transfer_difference(mailbox.offer, call)) {
-        fail(disagreement(what, call.peer, mailbox.offer, rank, call).what());
+        fail(disagreement(what, call.peer, mailbox.offer, rank, call).lines());
         return false;
       }
       if (call.count > 0) std::memcpy(call.out, mailbox.offer.in, call.count * dtype_bytes(call.dtype));
@@ -182,7 +182,7 @@ class LocalGroup {
   void wait(std::unique_lock<std::mutex>& lock, Ready ready) {
     while (!ready()) {
       if (failure_.empty() && ++num_stuck_ + num_left_ == size_) fail_stuck();
-      if (!failure_.empty() && peer_gone_) throw PeerGone(failure_);
+      if (!failure_.empty() && peer_gone_) throw PeerGone(failure_.text());
       if (!failure_.empty()) throw Error(ExitCode::device, failure_);
       const uint64_t seen = change_;
       lock.unlock();
@@ -202,20 +202,19 @@ class LocalGroup {
   }
 
   // Stores the first failure, which is the cause. The group stays failed.
-  void fail(std::string message) {
+  void fail(Lines message) {
     if (failure_.empty()) failure_ = std::move(message);
     changed();
   }
   void fail_left(int peer, int rank, const Call& call) {
     if (!failure_.empty()) return;
     peer_gone_ = true;
-    fail(fmt::format("rank {} left the group while rank {} waits in {}", peer, rank, describe(call)));
+    fail(Lines("rank {} left the group while rank {} waits in {}", peer, rank, describe(call)));
   }
   void fail_stuck() {
-    std::string message = "the ranks of a group wait for each other:";
+    Lines message("the ranks of a group wait for each other:");
     for (int rank = 0; rank < size_; ++rank)
-      message += left_[rank] ? fmt::format("\n  rank {} left", rank)
-                             : fmt::format("\n  rank {} in {}", rank, describe(call(rank)));
+      message += left_[rank] ? Lines("\n  rank {} left", rank) : Lines("\n  rank {} in {}", rank, describe(call(rank)));
     fail(std::move(message));
   }
 
@@ -231,7 +230,7 @@ class LocalGroup {
   int num_arrived_ = 0;
   int num_stuck_ = 0;  // ranks that checked in vain since the last change
   int num_left_ = 0;
-  std::string failure_;     // message of the first failure; empty: none
+  Lines failure_;           // message of the first failure; empty: none
   bool peer_gone_ = false;  // true: the failure is a rank that left
 };
 

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/lines.h"
 #include "comm/bootstrap.h"
 #include "comm/rendezvous.h"
 #include "comm/world.h"
@@ -14,7 +15,7 @@ namespace gptrain::inline comm {
 // Exit of a process whose config was refused, if it waits in MPI to tell the others and they do not come in time.
 struct Refusal {
   ExitCode code = ExitCode::device;
-  std::string message;  // printed before the report of the wait; empty: nothing more to print
+  Lines message;  // printed before the report of the wait; empty: nothing more to print
 };
 
 struct WorldOptions {

@@ -171,7 +171,7 @@ class Assembly {
       throw Error(ExitCode::device,
                   "the ranks of this run do not fit together:\n  {}\nstart all with the same "
                   "program, command, config and data",
-                  listed(faults_, "\n  "));
+                  Lines::join(faults_, "\n  "));
     const int64_t num_strangers = secure_listener.num_turned_away() + num_unintelligible_;
     throw Error(ExitCode::device,
                 "of {} ranks, {} did not come within {}: start all ranks, and see whether rank 0 ({}, port {}) can be "

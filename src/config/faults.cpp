@@ -35,8 +35,10 @@ bool Faults::concern(const std::string& path) const {
   return paths_.contains(path) || concerns_part(path + "[") || concerns_part(path + ".");
 }
 
-std::string Faults::text() const {
-  return join(lines_, "\n") + (num_more_ > 0 ? fmt::format("\nand {} more", format_counted(num_more_, "fault")) : "");
+Lines Faults::lines() const {
+  Lines lines = Lines::join(lines_);
+  if (num_more_ > 0) lines += Lines("\nand {} more", format_counted(num_more_, "fault"));
+  return lines;
 }
 
 std::string join(std::span<const std::string> words, std::string_view separator) {

@@ -9,6 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "base/lines.h"
+
 namespace gptrain::inline config {
 
 class Faults {
@@ -23,7 +25,7 @@ class Faults {
   bool empty() const { return lines_.empty(); }
   // Returns true once further faults are only counted, so that callers need not search for nearest values.
   bool is_full() const { return lines_.size() >= max_lines; }
-  std::string text() const;  // one line per fault, in the order of add, and how many more there are
+  Lines lines() const;  // one line per fault, in the order of add, and how many more there are
 
  private:
   static constexpr size_t max_lines = 100;

@@ -217,13 +217,14 @@ std::set<std::string> check_keys(const Json& document, Faults& faults) {
 }
 
 // Returns a line to print before the faults if a run was shortened by run.steps, so that the schedule, or a step at
-// which something begins, does not fit. Otherwise returns an empty text.
-std::string shorter_run_hint(std::span<const std::string> overrides, const RunConfig& config, const Faults& faults) {
-  const bool of_length = faults.text().find(" run.steps ") != std::string::npos;  // a rule names the run's length
+// which something begins, does not fit. Otherwise returns none.
+Lines shorter_run_hint(std::span<const std::string> overrides, const RunConfig& config, const Faults& faults) {
+  const bool of_length =
+      faults.lines().text().find(" run.steps ") != std::string::npos;  // a rule names the run's length
   const bool overridden = std::any_of(overrides.begin(), overrides.end(),
                                       [](const std::string& text) { return text.starts_with("run.steps="); });
-  if (!of_length || !overridden) return "";
-  return fmt::format(
+  if (!of_length || !overridden) return {};
+  return Lines(
       "to try a run's first {0} steps, leave run.steps as it is and give train --steps {0}, which keeps the schedule; "
       "the faults:\n",
       config.run.steps);
@@ -270,7 +271,8 @@ RunConfig parse_config(std::string_view text, std::span<const std::string> overr
     field.set(config, document[field.section()][field.key()]);
   }
   resolve(config, given, world_size, faults);
-  if (!faults.empty()) throw Error(ExitCode::usage, "{}{}", shorter_run_hint(overrides, config, faults), faults.text());
+  if (!faults.empty())
+    throw Error(ExitCode::usage, "{}{}", shorter_run_hint(overrides, config, faults), faults.lines());
   return config;
 }
 
@@ -280,7 +282,7 @@ RunConfig with_values(RunConfig config, std::span<const std::string> settings) {
   Overrides overrides(document, faults);
   for (const std::string& setting : settings) overrides.apply(setting);
   const std::set<std::string> given = check_keys(document, faults);
-  if (!faults.empty()) throw Error(ExitCode::usage, faults.text());
+  if (!faults.empty()) throw Error(ExitCode::usage, faults.lines());
   for (const Field& field : fields())
     if (given.contains(field.path)) field.set(config, document[field.section()][field.key()]);
   return config;

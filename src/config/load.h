@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/lines.h"
 #include "config/run_config.h"
 
 namespace gptrain::inline config {
@@ -64,7 +65,7 @@ struct ConfigChange {
 
 // Differences between a saved model and the config `asked` of a run that starts from its weights.
 struct ModelChanges {
-  std::string refused;                // differences that make the weights unusable, a line each; empty if they fit
+  Lines refused;                      // differences that make the weights unusable, a line each; empty if they fit
   std::vector<std::string> accepted;  // differences that change how the weights are used, such as model.rope_theta
 };
 // Compares the sections `model`. Keys that act in training only, such as dropout, are in neither list. A difference
@@ -75,7 +76,7 @@ ModelChanges model_changes(const ConfigChange& change);
 // each ("model.num_layers: 12 in the checkpoint, 6 in the config"); empty if it can be resumed. A resumed run may
 // change (Field::may_change) all keys that do not change the meaning of weights, moments and the order of the data.
 // src/checkpoint/README.md lists them.
-std::string resume_conflicts(const ConfigChange& change);
+Lines resume_conflicts(const ConfigChange& change);
 // Returns a line for every key whose value differs: "run.steps: 12 -> 24".
 std::vector<std::string> resume_changes(const ConfigChange& change);
 // Returns true if both configs mix their training data alike: same sources except for path and dtype, same temperature

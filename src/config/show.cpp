@@ -82,11 +82,11 @@ ModelChanges model_changes(const ConfigChange& change) {
         .push_back(fmt::format("{}: {} in the checkpoint, {} in the config", field.path, json_text(field.get(saved)),
                                json_text(field.get(asked))));
   }
-  changes.refused = join(refused, "\n");
+  changes.refused = Lines::join(refused);
   return changes;
 }
 
-std::string resume_conflicts(const ConfigChange& change) {
+Lines resume_conflicts(const ConfigChange& change) {
   const auto& [saved, asked] = change;
   std::vector<std::string> lines;
   for (const Field& field : fields()) {
@@ -98,7 +98,7 @@ std::string resume_conflicts(const ConfigChange& change) {
     lines.push_back(fmt::format("{}{}: {} in the checkpoint, {} in the config", field.path,
                                 sources ? " (number of sources)" : "", json_text(before), json_text(now)));
   }
-  return join(lines, "\n");
+  return Lines::join(lines);
 }
 
 std::vector<std::string> resume_changes(const ConfigChange& change) {

@@ -255,7 +255,7 @@ std::string summary(const std::vector<TokenFile>& files, const std::string& path
       sum_of(files, [](const TokenFile& file) { return file.num_tokens() * dtype_bytes(file.dtype()); });
   const std::string in_files =
       files.size() > 1 ? fmt::format(" in {}", format_counted(std::ssize(files), "token file")) : "";
-  std::string text = fmt::format("{}: {}, {} of dtype {} ({}){}, largest id {}\n", path,
+  std::string text = fmt::format("{}: {}, {} of dtype {} ({}){}, largest id {}\n", one_line(path),
                                  format_counted(num_documents_of(files), "document"), format_counted(tokens, "token"),
                                  names, format_bytes(static_cast<double>(bytes)), in_files, largest_id);
   const int64_t length = files.front().best_fit_length();
@@ -296,7 +296,7 @@ std::string verify_tokens(const std::filesystem::path& prefix, int64_t vocab_siz
                 ids.data());
   }
   const std::string what =
-      fmt::format("{}: {}, {}: ", prefix.native(), format_counted(file.num_documents(), "document"),
+      fmt::format("{}: {}, {}: ", one_line(prefix.native()), format_counted(file.num_documents(), "document"),
                   format_counted(file.num_tokens(), "token"));
   if (file.num_checksums() == 0)
     return what + "the index is sound; there is no .meta.json with checksums of the tokens\n";

@@ -44,7 +44,7 @@ UnitChoices choose_units(const PlanCase& run, int32_t stage, std::optional<int64
              fmt::format("activations of a rank{} take at least {} bytes, however much is recomputed{}", of_which,
                          least, offloads ? " or offloaded" : ""),
              fmt::format("{}", least));
-  throw Error(ExitCode::usage, "{}", faults.text());
+  throw Error(ExitCode::usage, faults.lines());
 }
 
 // A setting that plans for a named GPU know, and that no run on a GPU can have yet.

@@ -54,7 +54,7 @@ void ProfileReader::add_fault(const std::string& path, const std::string& what) 
 std::string ProfileReader::word(const std::string& path) {
   read_.insert(path);
   const Json* const value = find(path);
-  if (value != nullptr && value->is_string()) return value->get<std::string>();
+  if (value != nullptr && value->is_string()) return one_line(value->get<std::string>());
   add_fault(path, "must be a string");
   return "";
 }
@@ -110,7 +110,7 @@ bool ProfileReader::flag(const std::string& path) {
 std::string ProfileReader::source(const std::string& path) const {
   const Json* const value = find(path);
   if (value == nullptr || !value->is_array() || value->size() != 2 || !(*value)[1].is_string()) return "";
-  return (*value)[1].get<std::string>();
+  return one_line((*value)[1].get<std::string>());
 }
 
 int64_t ProfileReader::count(const std::string& path) {
@@ -163,7 +163,7 @@ void ProfileReader::look_for_unread(const Json& object, const std::string& prefi
 
 void ProfileReader::finish() {
   look_for_unread(root_, "");
-  if (!faults_.empty()) throw Error(ExitCode::usage, "{}", join(faults_, "\n"));
+  if (!faults_.empty()) throw Error(ExitCode::usage, Lines::join(faults_));
 }
 
 std::string read_profile(const std::string& path) {

@@ -46,7 +46,7 @@ class Collector {
         });
       }
     }
-    if (found_.num_layouts == 0) throw Error(ExitCode::usage, "{}", why_no_layout());
+    if (found_.num_layouts == 0) throw Error(ExitCode::usage, why_no_layout());
     std::stable_sort(found_.fitting.begin(), found_.fitting.end(), [](const Candidate& a, const Candidate& b) {
       return std::pair(a.least_score, a.least_seconds) < std::pair(b.least_score, b.least_seconds);
     });
@@ -61,10 +61,10 @@ class Collector {
     return sizes;
   }
 
-  std::string why_no_layout() const {
+  Lines why_no_layout() const {
     const SearchOptions& options = search_.options;
     if (!options.refused.empty()) return options.refused;
-    return fmt::format(
+    return Lines(
         "--gpus {}: no layout{} divides batch.global = {} and the model's heads and layers over {} devices; change one "
         "of these numbers",
         options.gpus, options.held.empty() ? "" : " with " + join(options.held, ", "), search_.config.batch.global,

@@ -38,7 +38,7 @@ class PointReader {
   std::string word(const std::string& key) const {
     const Json& value = at(key);
     if (!value.is_string() || value.get<std::string>().empty()) fault(key, "must be a text");
-    return value.get<std::string>();
+    return one_line(value.get<std::string>());
   }
   double number(const std::string& key) const {
     constexpr double most = 1e9;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/enum_array.h"
+#include "base/lines.h"
 
 namespace gptrain::inline planner {
 
@@ -25,7 +26,7 @@ struct SearchOptions {
   int64_t top = 10;  // number of layouts in the result
   // Settings that the search must not change ("parallel.tensor=8"). REQUIRES: the config has these values.
   std::vector<std::string> held = {};
-  std::string refused = {};  // error message if no layout has the held values; empty: a general one
+  Lines refused = {};  // error message if no layout has the held values; empty: a general one
   // Called as the search goes on with its present work, the layouts done, and the most there can be. Null: never.
   std::function<void(std::string_view, int64_t, int64_t)> progress = nullptr;
 };

@@ -28,7 +28,7 @@ std::vector<size_t> axis_widths(const Study& study) {
 }
 
 std::string point_text(const Study& study, const StudyPoint& point) {
-  if (!point.result) return fmt::format("   {}", point.refused);
+  if (!point.result) return "   " + one_line(point.refused);
   const LayoutResult& result = *point.result;
   std::string text =
       fmt::format(" {:>9} {:>11} {:>9} {:>6.1f}% {:>9.3g} {:>10}", format_count(static_cast<double>(point.parameters)),
@@ -50,7 +50,7 @@ std::string settings_text(const Study& study) {
   for (const StudyPoint& point : study.points) {
     if (point.settings.empty()) continue;
     if (text.empty()) text = "\nsettings of each method\n";
-    text += fmt::format("  {}: {}\n", point.values.front(), join(point.settings, ", "));
+    text += Lines("  {}: {}\n", point.values.front(), join(point.settings, ", ")).text();
   }
   return text;
 }
@@ -78,7 +78,7 @@ std::string missing_text(const Study& study, const StudyPoint& point) {
 
 std::string study_text(const Study& study) {
   const std::vector<size_t> widths = axis_widths(study);
-  std::string text = fmt::format("{}, on {}\n", study.title, study.machine);
+  std::string text = Lines("{}, on {}\n", study.title, study.machine).text();
   if (!study.origin.empty()) text += fmt::format("  {}\n", study.origin);
   text += fmt::format("  {}\n", study.error.text());
   if (!study.note.empty()) text += fmt::format("  {}\n", study.note);
@@ -90,7 +90,7 @@ std::string study_text(const Study& study) {
   for (const StudyPoint& point : study.points) {
     text += " ";
     for (size_t axis = 0; axis < widths.size(); ++axis)
-      text += fmt::format(" {:>{}}", point.values[axis], widths[axis]);
+      text += fmt::format(" {:>{}}", one_line(point.values[axis]), widths[axis]);
     text += point_text(study, point) + "\n";
   }
   return text + settings_text(study);

@@ -220,7 +220,7 @@ std::string loss_text(const LayoutSearch& search, const LostClass& lost) {
 std::string layout_search_text(const LayoutSearch& search) {
   std::string text = fmt::format("layouts on {} x {}, the best by {}\n", search.gpus, search.machine, search.objective);
   if (!search.origin.empty()) text += fmt::format("  {}\n", search.origin);
-  if (!search.held.empty()) text += fmt::format("  all with {}\n", join(search.held, ", "));
+  if (!search.held.empty()) text += Lines("  all with {}\n", join(search.held, ", ")).text();
   if (search.activation_budget > 0)
     text += fmt::format("  {} for activations with memory.recompute optimal\n", bytes_text(search.activation_budget));
   if (search.best.empty()) return text + nothing_fits_text(search);

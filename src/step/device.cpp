@@ -100,7 +100,7 @@ void require_target(const StepConfig& config, const Target& target, ExitCode cod
     faults.add("model.head_size", std::to_string(config.model.head_size),
                fmt::format("must be at most {} on a GPU", gpu_most_head_size), std::to_string(gpu_most_head_size));
   }
-  if (!faults.empty()) throw Error(code, faults.text());
+  if (!faults.empty()) throw Error(code, faults.lines());
 }
 
 bool computes_on_cpu(DeviceKind asked) { return asked == DeviceKind::cpu || num_cuda_devices() == 0; }

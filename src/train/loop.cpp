@@ -131,7 +131,7 @@ ExitCode TrainingLoop::run() {
 void TrainingLoop::save_and_end(const Error& error) {
   checkpoints_.save_at_end(progress_);
   if (!context_.leads()) throw Error(error.code(), std::string());
-  throw Error(error.code(), "{}\nthe state after step {} is saved; go on with --resume latest", error.what(),
+  throw Error(error.code(), "{}\nthe state after step {} is saved; go on with --resume latest", error.lines(),
               progress_.step);
 }
 

@@ -1,5 +1,6 @@
 #include "train/metrics.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -25,7 +26,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* metrics_file_name = "metrics.jsonl";
 constexpr const char* tensor_board_folder = "tb";
 constexpr const char* samples_file_name = "samples.jsonl";
 constexpr std::array run_files = {metrics_file_name, samples_file_name, tensor_board_folder, "report.html"};
@@ -62,18 +62,11 @@ std::string duration_column(std::string_view what, std::optional<double> seconds
   return seconds ? fmt::format(" | {} {}", what, format_duration(*seconds)) : "";
 }
 
-// Returns the step of the last record in a file of metrics; 0 without one.
-int64_t last_recorded_step(const fs::path& path) {
-  std::error_code unreadable;
-  if (!fs::is_regular_file(path, unreadable)) return 0;
-  std::ifstream in(path, std::ios::binary);
-  int64_t last = 0;
-  for (std::string line; std::getline(in, line);) {
-    const nlohmann::json record = parse_json_or_discard(line);
-    const auto step = record.is_object() ? record.find("step") : record.end();
-    if (record.is_object() && step != record.end() && step->is_number_integer()) last = step->get<int64_t>();
-  }
-  return last;
+// Returns the value of a key; null if the record lacks it or is no object.
+const nlohmann::json& value_of(const nlohmann::json& record, const char* key) {
+  static const nlohmann::json none;
+  const auto found = record.is_object() ? record.find(key) : record.end();
+  return found == record.end() ? none : *found;
 }
 
 // Renames an earlier run's files. All files of one run get the same number. Returns a warning if that run had made
@@ -92,7 +85,7 @@ std::string move_earlier_run_aside(const fs::path& out) {
     if (fs::exists(fs::symlink_status(out / name))) fs::rename(out / name, moved_aside(out / name, number));
   }
   const fs::path records = moved_aside(out / metrics_file_name, number);
-  const int64_t steps = last_recorded_step(records);
+  const int64_t steps = read_records(records).last_step;
   if (steps <= 0) return "";
   return fmt::format("an earlier run in {} made {} (see {}) and has no checkpoint there: this one starts at step 0",
                      out.string(), format_counted(steps, "step"), records.filename().string());
@@ -110,9 +103,8 @@ std::string drop_later_records(const fs::path& path, int64_t last_step) {
   int64_t num_unreadable = 0;
   for (std::string line; std::getline(in, line);) {
     const nlohmann::json record = parse_json_or_discard(line);
-    const auto step = record.is_object() ? record.find("step") : record.end();
-    if (record.is_object() && step != record.end() && step->is_number_integer()) {
-      if (step->get<int64_t>() <= last_step) rewritten.write(line += '\n');
+    if (const nlohmann::json& step = value_of(record, "step"); step.is_number_integer()) {
+      if (step.get<int64_t>() <= last_step) rewritten.write(line += '\n');
     } else if (!in.eof()) {
       unreadable += line += '\n';
       ++num_unreadable;
@@ -162,6 +154,25 @@ const fs::path& prepare(const fs::path& out, int64_t resume_step, std::string& w
 }
 
 }  // namespace
+
+RecordedSteps read_records(const fs::path& metrics) {
+  RecordedSteps recorded;
+  std::error_code unreadable;
+  if (!fs::is_regular_file(metrics, unreadable)) return recorded;
+  std::ifstream in(metrics, std::ios::binary);
+  std::vector<double> rates;
+  for (std::string line; std::getline(in, line);) {
+    const nlohmann::json record = parse_json_or_discard(line);
+    const nlohmann::json &step = value_of(record, "step"), &rate = value_of(record, "tokens_per_second");
+    if (step.is_number_integer()) recorded.last_step = step.get<int64_t>();
+    if (rate.is_number()) rates.push_back(rate.get<double>());
+  }
+  if (rates.empty()) return recorded;
+  const auto middle = rates.begin() + static_cast<std::ptrdiff_t>(rates.size() / 2);
+  std::nth_element(rates.begin(), middle, rates.end());
+  recorded.tokens_per_second = *middle;
+  return recorded;
+}
 
 std::string format_step_line(const StepMetrics& metrics, int64_t total_steps, int64_t memory_bytes,
                              double eta_seconds) {

@@ -52,6 +52,16 @@ struct RollbackMetrics {
   int64_t first_left_out = 0, left_out = 0;  // samples
 };
 
+inline constexpr const char* metrics_file_name = "metrics.jsonl";
+
+struct RecordedSteps {
+  int64_t last_step = 0;                                   // step of the last record; 0: there is none
+  std::optional<double> tokens_per_second = std::nullopt;  // median of the records
+};
+
+// Reads a file of metrics. Skips lines that are no records; returns no steps if the file cannot be read.
+RecordedSteps read_records(const std::filesystem::path& metrics);
+
 // Returns a line such as `step 120/5000 2.4% | loss 3.2145 | gnorm 0.84 | lr 3.0e-4 | 412 ms (data 1%) | 57.1k tok/s |
 // mfu 46.2% | mem 1.9/24 GiB | eta 33m`. eta_seconds < 0: not known yet ("eta -"). With a loss scale, ` | scale 65536`
 // follows lr. If a checkpoint has cost time or become durable, ` | checkpoint cost 12 ms` and ` | checkpoint durable

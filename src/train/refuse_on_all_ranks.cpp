@@ -16,16 +16,16 @@ void refuse_on_all_ranks(const Launch& launch, const Error& error) {
   // The other ranks start within seconds. A rank that comes later finds nobody, and prints its error itself.
   constexpr double seconds_to_meet = 10;
   const std::string message = error.what();
-  if (launch.rank == 0) print_err("gptrain: {}\n", message);
+  if (launch.rank == 0) print_err("gptrain: {}\n", error.lines());
   try {
     const std::string fact = "refused: " + message.substr(0, message.find('\n'));
     const Timeout timeout{.seconds = seconds_to_meet, .set_by = ""};
-    const Refusal refusal{error.code(), launch.rank == 0 ? "" : message};
+    const Refusal refusal{error.code(), launch.rank == 0 ? Lines() : error.lines()};
     const auto world =
         make_process_world(launch, {.facts = {{config_fact_name, fact}}, .timeout = timeout, .refusal = refusal});
   } catch (const Error& meeting) {
-    if (launch.rank == 0) throw Error(error.code(), std::string(meeting.what()));
-    if (*meeting.what() != '\0') throw Error(error.code(), "{}\n{}", message, meeting.what());
+    if (launch.rank == 0) throw Error(error.code(), meeting.lines());
+    if (*meeting.what() != '\0') throw Error(error.code(), "{}\n{}", error.lines(), meeting.lines());
     wait_for_rank_0_message();
     throw;
   }

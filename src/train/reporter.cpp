@@ -268,7 +268,7 @@ void Reporter::report_profile(const StepProfile& profile) const {
   });
   if (!context_.leads()) return;
   write(trace_tail);
-  print_out("{}", step_profile_table(profile));
+  write_out(step_profile_table(profile));
   folder_.record([&] {
     if (file) file->commit();
     print_out("trace: {}\n", trace.string());

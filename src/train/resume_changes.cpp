@@ -55,7 +55,7 @@ int64_t step_of_largest_rate(const LrCourse& course, int64_t first) {
 std::vector<std::string> source_changes(const Manifest& manifest, const std::vector<SourceRecord>& now,
                                         const Dataset& data, AcceptedChanges accepted) {
   std::vector<std::string> lines;
-  std::string refused;
+  Lines refused;
   for (size_t i = 0; i < now.size() && i < manifest.run.sources.size(); ++i) {
     const SourceRecord& before = manifest.run.sources[i];
     if (is_same_source(before, now[i])) continue;
@@ -67,8 +67,8 @@ std::vector<std::string> source_changes(const Manifest& manifest, const std::vec
                                                   format_counted(epoch.repeated, "sample"), epoch.missed);
     lines.push_back(
         fmt::format("data.train[{}]: {} -> {}; {}", i, describe_source(before), describe_source(now[i]), repeats));
-    refused += fmt::format("\ndata.train[{}] in the checkpoint: {}\ndata.train[{}] now: {}", i, describe_source(before),
-                           i, describe_source(now[i]));
+    refused += Lines("\ndata.train[{}] in the checkpoint: {}\ndata.train[{}] now: {}", i, describe_source(before), i,
+                     describe_source(now[i]));
   }
   if (refused.empty() || accepted.data) return lines;
   throw Error(ExitCode::data,
@@ -103,7 +103,7 @@ std::vector<std::string> config_changes(const ConfigChange& change, const Manife
   throw Error(ExitCode::usage,
               "the learning rate, which has fallen to {:.2e} at step {}, would {} to {:.2e} at step {}:\n{}\nkeep the "
               "checkpoint's schedule, or go on with --accept-changes schedule",
-              last, step, highest == step ? "jump" : "rise", largest, highest + 1, join(lines, "\n"));
+              last, step, highest == step ? "jump" : "rise", largest, highest + 1, Lines::join(lines));
 }
 
 ResumedData resume_data(const ConfigChange& change, const Manifest& manifest, AcceptedChanges accepted) {

@@ -52,7 +52,7 @@ auto with_other_to_resume(const Work& work) {
   } catch (const Error& error) {
     const bool has_other = error.code() == ExitCode::checkpoint || error.code() == ExitCode::diverged;
     if (!has_other || *error.what() == '\0') throw;
-    throw Error(error.code(), "{} (--resume DIR goes on from the checkpoint DIR)", error.what());
+    throw Error(error.code(), "{} (--resume DIR goes on from the checkpoint DIR)", error.lines());
   }
 }
 
@@ -90,14 +90,14 @@ void begin_average(std::vector<Slice>& slices, const StepConfig& saved) {
   }
 }
 
-// Returns an error message if data.skip_samples differs for samples that the run has already passed; else empty.
-std::string left_out_conflict(const ConfigChange& change, const RunProgress& progress) {
+// Returns an error message if data.skip_samples differs for samples that the run has already passed; else none.
+Lines left_out_conflict(const ConfigChange& change, const RunProgress& progress) {
   const auto& [saved, asked] = change;
   const LeftOutSamples before(join(saved.data.skip_samples, progress.left_out));
   const LeftOutSamples now(join(asked.data.skip_samples, progress.left_out));
   constexpr int64_t most = int64_t{1} << 61;  // no overflow below, whatever the manifest says
   const int64_t last = std::min(progress.samples, most) - 1;
-  if (last < 0) return "";
+  if (last < 0) return {};
   const int64_t end = before.position_of(last) + 1;
   const auto up_to_end = [end](const LeftOutSamples& left_out) {
     std::vector<SampleRange> ranges;
@@ -106,9 +106,9 @@ std::string left_out_conflict(const ConfigChange& change, const RunProgress& pro
     }
     return ranges;
   };
-  if (up_to_end(before) == up_to_end(now)) return "";
+  if (up_to_end(before) == up_to_end(now)) return {};
   const auto text = [](const auto& config) { return json_text(find_field("data.skip_samples")->get(config)); };
-  return fmt::format(
+  return Lines(
       "data.skip_samples: must not change for samples before {}, which the checkpoint has passed: {} in the "
       "checkpoint, {} in the config",
       end, text(saved), text(asked));
@@ -248,9 +248,9 @@ std::optional<fs::path> checkpoint_to_resume(const RunConfig& config, const std:
   const Manifest& manifest = contents.stored.manifest;
   const RunProgress& progress = manifest.progress;
   const RunConfig saved = saved_config(checkpoint, manifest);
-  std::string conflicts = resume_conflicts({saved, config});
-  if (const std::string of_samples = left_out_conflict({saved, config}, progress); !of_samples.empty())
-    conflicts += (conflicts.empty() ? "" : "\n") + of_samples;
+  Lines conflicts = resume_conflicts({saved, config});
+  if (const Lines of_samples = left_out_conflict({saved, config}, progress); !of_samples.empty())
+    conflicts = conflicts.empty() ? of_samples : Lines("{}\n{}", conflicts, of_samples);
   if (!conflicts.empty()) {
     throw Error(
         ExitCode::usage,
@@ -265,7 +265,7 @@ fs::path checkpoint_to_init_from(const RunConfig& config, const std::string& ask
   fs::path checkpoint = resolve_checkpoint(asked);
   const Contents contents = check_model(checkpoint);
   const RunConfig saved = saved_config(checkpoint, contents.stored.manifest);
-  const std::string refused = model_changes({saved, config}).refused;
+  const Lines refused = model_changes({saved, config}).refused;
   if (!refused.empty())
     throw Error(ExitCode::usage,
                 "cannot start from the weights of {} with this config:\n{}\ngive these keys the checkpoint's values",

@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include "base/output.h"
+#include "base/standard_streams.h"
 #include "base/thread.h"
 
 namespace gptrain::inline train {

@@ -14,6 +14,7 @@ FIRST = ["gptrain data pack data/corpus/train.txt --out data/corpus/train ", "gp
          "gptrain data", "gptrain train", "gptrain checkpoint export"]
 # Measures for many seconds.
 LONG = "gptrain bench device"
+SCREEN_COLUMNS, SCREEN_LINES = 100, 40
 
 
 class Help(CliCase):
@@ -47,6 +48,18 @@ class Help(CliCase):
         for word in shlex.split(example)[1:]:
             words += sorted(glob.glob(word, root_dir=self.path("."))) or [word] if "*" in word else [word]
         return words
+
+    def test_every_help_fits_a_screen(self):
+        helps = self.helps()
+        for command, text in helps.items():
+            with self.subTest(command=command):
+                lines = text.splitlines()
+                self.assertGreater(len(lines), 3)
+                # The top-level help fits the smallest of screens.
+                self.assertLessEqual(len(lines), SCREEN_LINES if command != "gptrain" else 24)
+                self.assertLessEqual(max(map(len, lines)), SCREEN_COLUMNS if command != "gptrain" else 80)
+        self.assertLessEqual({"gptrain plan", "gptrain data tokenize", "gptrain checkpoint upcycle", "gptrain bench storage"},
+                             set(helps))
 
     def test_help_prints_what_the_option_prints(self):
         for command in [[], ["train"], ["data", "pack"]]:

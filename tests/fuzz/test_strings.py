@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Control characters in every string of every file that gptrain reads, and in arguments: none reaches the terminal.
+"""Control characters and line breaks in every string of every file that gptrain reads, in arguments and in names of
+files: no control character reaches the terminal, no line of output is another's, and JSON stays JSON.
 
 Run as test_strings.py GPTRAIN [--strings N] [--seed N]. N: strings of each kind of file (0: all of them).
 """
@@ -31,9 +32,11 @@ os.environ["GPTRAIN"] = options.gptrain
 from cli_case import SOURCE_ROOT, CliCase, tiny_config
 from hostile_files_cases import crc32c, sealed
 
-# A title, a colour by two bytes and by one, a bell, and a return to the line's start.
-HOSTILE = "\x1b]0;x\x07\x1b[31m\x9b31m\x7f\rx"
-CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]")
+# A title, a colour by two bytes and by one, a bell, a return to the line's start, and a line of its own.
+HOSTILE = "\x1b]0;x\x07\x1b[31m\x9b31m\x7f\rx\n@@ forged"
+UNICODE = "\u202e\u2028"  # text from right to left, and another end of a line
+CONTROLS = re.compile(rb"[\x00-\x08\x0b-\x1f\x7f]|\xc2[\x80-\x9f]|\xe2\x80[\xa8-\xae]|\xe2\x81[\xa6-\xa9]")
+FORGED = re.compile(rb"^@@", re.MULTILINE)
 
 
 def mutants(value):
@@ -55,9 +58,9 @@ def mutants(value):
         for step in path if key is not None else path[:-1]:
             parent = parent[step]
         if key is not None:
-            parent[key + HOSTILE] = parent.pop(key)
+            parent[key + HOSTILE + UNICODE] = parent.pop(key)
         else:
-            parent[path[-1]] += HOSTILE
+            parent[path[-1]] += HOSTILE + UNICODE
         yield changed, [*path, key]
 
 
@@ -69,15 +72,19 @@ def some(values, seed):
 
 class Strings(CliCase):
     def check(self, where, *command):
-        result = self.run_gptrain_bytes(*command)
-        found = CONTROLS.search(result)
-        self.assertIsNone(found, f"{where}: {command} prints {found and result[max(0, found.start() - 80):found.end() + 20]}")
-
-    def run_gptrain_bytes(self, *arguments):
-        done = subprocess.run([options.gptrain, *map(str, arguments)], cwd=self.folder, stdin=subprocess.DEVNULL,
+        """Returns the exit code and the output."""
+        done = subprocess.run([options.gptrain, *map(str, command)], cwd=self.folder, stdin=subprocess.DEVNULL,
                               capture_output=True, timeout=120, check=False)
-        self.assertGreaterEqual(done.returncode, 0, f"{arguments}: {done.stderr[-500:]}")
-        return done.stdout + done.stderr
+        self.assertGreaterEqual(done.returncode, 0, f"{command}: {done.stderr[-500:]}")
+        self.check_output(f"{where}: {command}", done.stdout + b"\n" + done.stderr)
+        if done.returncode == 0 and ("--json" in command or command[:2] == ("config", "show")):
+            json.loads(done.stdout)
+        return done.returncode, done.stdout + done.stderr
+
+    def check_output(self, where, output):
+        for kind in (CONTROLS, FORGED):
+            found = kind.search(output)
+            self.assertIsNone(found, f"{where} prints {found and output[max(0, found.start() - 80):found.end() + 20]}")
 
     def check_on_terminal(self, where, *command):
         """Checks the output on a terminal. Through a pipe, texts of models and corpora come raw."""
@@ -94,8 +101,9 @@ class Strings(CliCase):
             pass
         os.close(main)
         self.assertGreaterEqual(process.wait(), 0, f"{command}: {shown[-500:]}")
-        found = CONTROLS.search(shown.replace(b"\r", b"").replace(b"\x1b[K", b""))  # of lines of progress
-        self.assertIsNone(found, f"{where}: {command} shows {found and shown[max(0, found.start() - 80):found.end() + 20]}")
+        shown = shown.replace(b"\r", b"").replace(b"\x1b[K", b"")  # of lines of progress
+        # Generated text is a result, with its lines.
+        self.check_output(f"{where}: {command}", shown if command[0] != "generate" else shown.replace(b"\n", b" "))
 
     def check_file(self, name, value, *commands, text_of=json.dumps):
         sound = self.path(name).read_bytes() if self.path(name).exists() else None
@@ -226,7 +234,7 @@ class Strings(CliCase):
                                   env={**os.environ, **(place if name in place else {}), name: HOSTILE}, capture_output=True,
                                   timeout=120, check=False)
             self.assertGreaterEqual(done.returncode, 0, name)
-            self.assertIsNone(CONTROLS.search(done.stdout + done.stderr), name)
+            self.check_output(name, done.stdout + b"\n" + done.stderr)
 
     def test_metrics(self):
         self.train(self.write_run(), "--steps", "3")
@@ -236,16 +244,56 @@ class Strings(CliCase):
                 file.write(json.dumps(changed) + "\n" + HOSTILE + "\n")
             self.check(f"metrics {where}", "train", "run.json", "--resume", "--steps", "0")
 
-    def test_arguments(self):
-        config = self.write_run()
-        self.train(config)
-        for command in (["train", HOSTILE], ["train", config, "--set", HOSTILE], ["train", config, "--set", f"run.out={HOSTILE}", "--dry-run"],
-                        ["train", config, "--set", f"{HOSTILE}=1"], [HOSTILE], ["train", f"--{HOSTILE}"], ["train", config, "--steps", HOSTILE],
-                        ["data", "inspect", HOSTILE], ["data", "pack", "corpus.bin", "--out", "x", "--tokenizer", HOSTILE],
-                        ["checkpoint", "verify", HOSTILE], ["checkpoint", "export", "out", "--hf", HOSTILE],
-                        ["generate", "--checkpoint", HOSTILE, "--prompt", "x"], ["train", config, "--dry-run", "--target", HOSTILE],
-                        ["plan", config, "--gpus", "8", "--target", HOSTILE]):
-            self.check("argument", *command)
+    def test_parquet(self):
+        """A column whose name has a line break, in the lists of a message."""
+        data = (SOURCE_ROOT / "tests/cli/rows.parquet").read_bytes()
+        self.path("a.parquet").write_bytes(data.replace(b"\x04text", b"\x04\n@@x"))
+        self.check("column", "data", "pack", "a.parquet", "--out", "packed", "--tokenizer", "bytes")
+
+    def commands(self, of):
+        """Returns a valid command line of each command; of(name) gives the names of files."""
+        config, tokens, text, out, new = of("run.json"), of("corpus"), of("a.txt"), of("out"), of("new")
+        tokenizer, folder = of("tokenizer.json"), of("hf")
+        return [
+            ["data", "train-tokenizer", text, "--vocab-size", "270", "--out", tokenizer],
+            ["data", "tokenize", "--tokenizer", tokenizer, "some text"],
+            ["data", "pack", text, "--out", of("packed"), "--tokenizer", tokenizer], ["data", "inspect", of("packed")],
+            ["data", "verify", tokens], ["data", "convert", tokens, of("b.npy"), "--to", "npy"], ["data", "mix", config],
+            ["data", "join", tokens, of("packed"), "--out", of("joined")], ["config", "check", config], ["config", "show", config],
+            ["train", config, "--dry-run", "--json", "--html", of("a.html")], ["train", config, "--steps", "3"], ["train", config, "--resume"],
+            ["train", config, "--dry-run", "--trace", of("trace")],
+            ["train", config, "--init-from", out, "--set", f"run.out={new}", "--steps", "0"], ["checkpoint", "inspect", out],
+            ["checkpoint", "verify", out, "--deep"], ["checkpoint", "diff", out, new], ["checkpoint", "export", out, "--hf", folder],
+            ["checkpoint", "average", out, out, "--out", of("mean")], ["checkpoint", "import", "--hf", folder, of("imported")],
+            ["checkpoint", "upcycle", out, of("sparse"), "--moe", '{"experts": 4, "top_k": 2, "aux_loss": 0, "z_loss": 0}'],
+            ["checkpoint", "prune", out, "--keep-last", "1"],
+            ["generate", "--checkpoint", out, "--prompt", "x", "--tokens", "1"],
+            ["plan", config, "--gpus", "1", "--out", of("best.json"), "--html", of("plan.html"), "--json"],
+            ["plan", config, "--gpus", "1", "--sweep", "batch.micro=1,2", "--svg", of("a.svg")],
+            ["plan", config, "--gpus", "1", "--sweep", "batch.micro=1,2", "--json"],
+            ["bench", "comm", "--seconds", "0.0001", "--max-bytes", "64"], ["bench", "storage", of("."), "--bytes", "65536"],
+            ["plan", "--estimate", "t5-11b"], ["help", "data", "pack"],
+        ]
+
+    def test_names_of_files(self):
+        """Every command with hostile names of all files that it reads and writes; then one hostile word in each of them."""
+        def of(name):
+            return f"{name[:2]}{HOSTILE}{UNICODE}{name}" if name != "." else name
+        self.write_corpus(of("corpus"), vocab_size=257)
+        self.path(of("a.txt")).write_text("some text and some more\n" * 50, encoding="utf-8")
+        model = {"num_layers": 1, "hidden_size": 16, "num_heads": 2, "vocab_size": 270, "sequence_length": 16, "ffn_hidden_size": 32,
+                 "bias": False, "norm": "rmsnorm", "positions": "rope", "activation": "swiglu"}
+        self.write_config(tiny_config(model=model, data={"train": [{"path": of("corpus")}], "tokenizer": of("tokenizer.json")},
+                                      run={"out": of("out")}), of("run.json"))
+        valid = self.commands(of)
+        for command in valid:
+            code, output = self.check("names", *command)
+            self.assertEqual(code, 0, f"{command}: {output}")
+        # A prompt is written as it is given, with the text that follows it.
+        words = [(command, place) for command in valid for place in range(1, len(command)) if command[place - 1] != "--prompt"]
+        for command, place in some(words, "words") if options.strings else words:
+            for bad in (HOSTILE + UNICODE, "\udcff\n@@"):
+                self.check("word", *command[:place], command[place] + bad, *command[place + 1:])
 
 
 if __name__ == "__main__":

@@ -170,3 +170,22 @@ TEST_CASE("text of files is shown without what a terminal obeys, and as UTF-8") 
   CHECK(without_controls("\xc2\x9b\xc2\xa0") == "\\xc2\\x9b\xc2\xa0");
   CHECK(without_controls("\xe7x\xff\xc0\x80\xed\xa0\x80\xe6\x97") == "\\xe7x\\xff\\xc0\\x80\\xed\\xa0\\x80\\xe6\\x97");
 }
+
+TEST_CASE("text of files neither breaks a line nor turns it") {
+  CHECK(without_controls("\xe2\x80\xa8\xe2\x80\xae\xe2\x81\xa6x\xe2\x80\x8f") ==
+        "\\xe2\\x80\\xa8\\xe2\\x80\\xae\\xe2\\x81\\xa6x\xe2\x80\x8f");
+}
+
+TEST_CASE("A message has the line breaks of its format and no other text's") {
+  const std::string name = "a\nb";
+  CHECK(Lines("{}: {}\n{:>2}|", name, "c\nd", 1).text() == "a\\nb: c\\nd\n 1|");
+  const Lines two("{}\n{}", name, "x");
+  CHECK(Lines("{}; {}", two, name).text() == "a\\nb\nx; a\\nb");
+  CHECK(Lines::join(std::vector<std::string>{name, "c"}).text() == "a\\nb\nc");
+  CHECK((Lines("1") += Lines::written("\n2")).text() == "1\n2");
+  const Error error(ExitCode::data, "{}\n{}", name, 2);
+  CHECK(std::string(error.what()) == "a\\nb\n2");
+  CHECK(std::string(Error(ExitCode::data, "in {}", error.lines()).what()) == "in a\\nb\n2");
+  CHECK(std::string(Error(ExitCode::data, "in {}", error.what()).what()) == "in a\\nb\\n2");
+  CHECK(std::string(Error(ExitCode::data, name).what()) == "a\\nb");
+}

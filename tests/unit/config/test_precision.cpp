@@ -18,7 +18,7 @@ TEST_CASE("bf16-pure is bf16 but for the update") {
         R"(precision.linears = "fp32": must be fp8, or equal to precision.compute: "bf16" (try "bf16"))");
   CHECK(fault({"precision.compute=bf16-pure", "precision.linears=fp8", "run.device=cpu"}) ==
         R"(precision.linears = "fp8": needs a GPU, not run.device = cpu (try "bf16"))");
-  CHECK(resume_conflicts({parse({"precision.compute=bf16"}), parse({"precision.compute=bf16-pure"})}) ==
+  CHECK(resume_conflicts({parse({"precision.compute=bf16"}), parse({"precision.compute=bf16-pure"})}).text() ==
         R"(precision.compute: "bf16" in the checkpoint, "bf16-pure" in the config)");
 }
 

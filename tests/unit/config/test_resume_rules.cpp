@@ -12,13 +12,13 @@ namespace gptrain::config_test {
 TEST_CASE("resume refuses what changes the model or the training state") {
   const RunConfig saved = parse({});
   CHECK(resume_conflicts({saved, saved}).empty());
-  CHECK(resume_conflicts({saved, parse({"model.num_layers=6", "run.seed=2"})}) ==
+  const auto conflicts = [&](const Overrides& overrides) { return resume_conflicts({saved, parse(overrides)}).text(); };
+  CHECK(conflicts({"model.num_layers=6", "run.seed=2"}) ==
         "model.num_layers: 12 in the checkpoint, 6 in the config\nrun.seed: 1 in the checkpoint, 2 in the config");
-  CHECK(resume_conflicts({saved, parse({"model.norm_eps=1e-6"})}) ==
-        "model.norm_eps: 1e-05 in the checkpoint, 1e-06 in the config");
-  CHECK(resume_conflicts({saved, parse({"optimizer.type=sgd"})})
+  CHECK(conflicts({"model.norm_eps=1e-6"}) == "model.norm_eps: 1e-05 in the checkpoint, 1e-06 in the config");
+  CHECK(conflicts({"optimizer.type=sgd"})
             .starts_with(R"(optimizer.type: "adamw" in the checkpoint, "sgd" in the config)"));
-  CHECK(resume_conflicts({saved, parse({R"(data.train=[{"path": "a"}, {"path": "b", "weight": 2}])"})}) ==
+  CHECK(conflicts({R"(data.train=[{"path": "a"}, {"path": "b", "weight": 2}])"}) ==
         "data.train (number of sources): 1 in the checkpoint, 2 in the config");
 }
 
