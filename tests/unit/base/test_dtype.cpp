@@ -13,19 +13,25 @@
 
 using namespace gptrain;
 
+namespace {
+
+// Counts the values of the 16 random bits with which a float is rounded away from zero; -1 if one gives no neighbour. A
+// function, as a compiler tries to run a lambda while it compiles, which takes it ten seconds.
+int64_t ups(float value) {
+  int64_t count = 0;
+  const float below = std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0xffff0000U);
+  const float above = std::bit_cast<float>((std::bit_cast<uint32_t>(value) & 0xffff0000U) + 0x10000U);
+  for (uint32_t random = 0; random < 65536; ++random) {
+    const float result = to_float(stochastic_bf16(value, random << 16 | 0x1234U));
+    if (result != below && result != above) return -1;
+    count += result == above ? 1 : 0;
+  }
+  return count;
+}
+
+}  // namespace
+
 TEST_CASE("stochastic rounding to bf16 takes either neighbour as often as its share, and keeps what bf16 holds") {
-  // Over all values of the 16 random bits, a float is rounded away from zero as often as its cut-off bits say.
-  const auto ups = [](float value) {
-    int64_t count = 0;
-    const float below = std::bit_cast<float>(std::bit_cast<uint32_t>(value) & 0xffff0000U);
-    const float above = std::bit_cast<float>((std::bit_cast<uint32_t>(value) & 0xffff0000U) + 0x10000U);
-    for (uint32_t random = 0; random < 65536; ++random) {
-      const float result = to_float(stochastic_bf16(value, random << 16 | 0x1234U));
-      if (result != below && result != above) return int64_t{-1};
-      count += result == above ? 1 : 0;
-    }
-    return count;
-  };
   CHECK(ups(1.0F) == 0);
   CHECK(ups(-0x1p-130F) == 0);
   CHECK(ups(1.0F + 0x1p-9F) == 16384);
