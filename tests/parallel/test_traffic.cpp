@@ -10,6 +10,10 @@
 #include "catch.h"
 #include "counting_group.h"
 #include "model_fixture.h"
+#include "parallel/compressed_reducer.h"
+#include "parallel/gradient_sums.h"
+#include "parallel/low_rank_reducer.h"
+#include "parallel/sparse_reducer.h"
 #include "ranks.h"
 #include "wrappers.h"
 
@@ -498,13 +502,14 @@ TEST_CASE("ranks send the bytes of their messages of compressed gradients") {
       int64_t sent = 0, plain = 0, largest_sent = 0;
       for (size_t unit = 0; unit < messages.units.size(); ++unit) {
         plain += parameters.units[unit].piece_elements() * 4 * (layout.data - 1);
-        for (const SparseMatrix& matrix : messages.units[unit].sparse.matrices)
+        for (const SparseMatrix& matrix : messages.units[unit].as<UnitSparse>().matrices)
           largest_sent += ((matrix.count + 49) / 50) * 8 * (layout.data - 1);
-        for (int64_t peer = 0; peer < std::ssize(messages.units[unit].pieces); ++peer) {
+        for (int64_t peer = 0; peer < std::ssize(messages.units[unit].as<UnitPieces>().pieces); ++peer) {
           const int64_t own = rank / layout.tensor;
           if (peer == own) continue;
-          sent += messages.units[unit].pieces[static_cast<size_t>(peer)].bytes;
-          if (config.parallel.zero == 0) sent += messages.units[unit].pieces[static_cast<size_t>(own)].bytes;
+          sent += messages.units[unit].as<UnitPieces>().pieces[static_cast<size_t>(peer)].bytes;
+          if (config.parallel.zero == 0)
+            sent += messages.units[unit].as<UnitPieces>().pieces[static_cast<size_t>(own)].bytes;
         }
       }
       if (cuts_gradients(config.parallel.zero)) sent *= config.batch.accumulation;
@@ -569,7 +574,7 @@ TEST_CASE("ranks send the bytes of the factors of their gradients") {
     const GradientMessages messages = make_gradient_messages(config.comm.compression, spec, shards, parameters, 1);
     TrafficTable expected{};
     for (size_t unit = 0; unit < messages.units.size(); ++unit) {
-      const UnitFactors& factors = messages.units[unit].factors;
+      const UnitFactors& factors = messages.units[unit].as<UnitFactors>();
       CountingGroup group(0, 3, expected);
       if (factors.matrices.empty()) continue;
       for (const int64_t elements : {factors.first_phase, factors.second_phase})

@@ -13,6 +13,7 @@
 #include "model_fixture.h"
 #include "ops/backend.h"
 #include "parallel/compressed_reducer.h"
+#include "parallel/gradient_sums.h"
 #include "parallel/low_rank_reducer.h"
 #include "parallel/parameter_exchange.h"
 #include "parallel/sparse_reducer.h"
@@ -75,7 +76,7 @@ class Rank : testing::SummingRank {
   // Checks sums of the first block's matrices against those that PyTorch found in float64.
   void check_reference(const nlohmann::json& golden) {
     constexpr int64_t unit = 1;
-    const std::vector<LowRankMatrix>& matrices = messages_.units[unit].factors.matrices;
+    const std::vector<LowRankMatrix>& matrices = messages_.units[unit].as<UnitFactors>().matrices;
     expect(matrices.size() == golden.at("shapes").size(), "another number of matrices");
     for (size_t m = 0; m < matrices.size(); ++m) {
       expect(golden.at("shapes")[m] == nlohmann::json::array({matrices[m].rows, matrices[m].cols}),
@@ -113,12 +114,12 @@ class Rank : testing::SummingRank {
     const auto gradient = [&](const LowRankMatrix& matrix, int64_t i, int64_t rank) {
       return reference_gradient(matrix.tensor, i, matrix.cols, rank, 0, products);
     };
-    for (const LowRankMatrix& matrix : messages_.units[unit].factors.matrices)
+    for (const LowRankMatrix& matrix : messages_.units[unit].as<UnitFactors>().matrices)
       for (int64_t i = 0; i < matrix.rows * matrix.cols; ++i) gradients[matrix.first + i] = gradient(matrix, i, rank_);
     exchange.begin_sum(unit, of);
     exchange.go_on_with_sum(unit, of);
     exchange.await_sum(unit, of, 0);
-    for (const LowRankMatrix& matrix : messages_.units[unit].factors.matrices) {
+    for (const LowRankMatrix& matrix : messages_.units[unit].as<UnitFactors>().matrices) {
       double off = 0, size = 0;
       for (int64_t i = 0; i < matrix.rows * matrix.cols; ++i) {
         double sum = 0;
@@ -134,9 +135,7 @@ class Rank : testing::SummingRank {
   ParameterExchange make_exchange() {
     compression_ = std::make_unique<GradientCompression>(compression());
     return {*store_, groups_, *backend_, nullptr, [this](const ReductionContext& context, ReplicaGroup) {
-              if (messages_.is_sparse()) return make_sparse_reducer(context, *compression_);
-              return messages_.is_low_rank() ? make_low_rank_reducer(context, *compression_)
-                                             : make_compressed_reducer(context, *compression_);
+              return gradient_sum(messages_.kind).make_reducer(context, *compression_);
             }};
   }
 
@@ -193,12 +192,12 @@ class Rank : testing::SummingRank {
       for (int64_t i = 0; i < count; ++i)
         errors[static_cast<size_t>(first + i)] = static_cast<double>(residuals_[static_cast<size_t>(residual + i)]);
     };
-    for (const PieceMessage& piece : messages_of(unit).pieces)
+    for (const PieceMessage& piece : messages_of(unit).as<UnitPieces>().pieces)
       for (const MessageRun& run : piece.runs)
         if (run.is_coded()) take_errors(run.first, run.count, run.residual);
-    for (const LowRankMatrix& matrix : messages_of(unit).factors.matrices)
+    for (const LowRankMatrix& matrix : messages_of(unit).as<UnitFactors>().matrices)
       take_errors(matrix.first, matrix.rows * matrix.cols, matrix.residual);
-    for (const SparseMatrix& matrix : messages_of(unit).sparse.matrices)
+    for (const SparseMatrix& matrix : messages_of(unit).as<UnitSparse>().matrices)
       take_errors(matrix.first, matrix.count, matrix.residual);
     Lane& lane = groups_.lane(LaneKind::gradients);
     Communicator* const data = groups_.group(LaneKind::gradients, GroupKind::data);
@@ -313,7 +312,7 @@ TEST_CASE("messages have each element of a piece once, coded or in f32") {
     }
     for (size_t unit = 0; unit < messages.units.size(); ++unit) {
       int64_t next = 0;
-      for (const PieceMessage& piece : messages.units[unit].pieces) {
+      for (const PieceMessage& piece : messages.units[unit].as<UnitPieces>().pieces) {
         int64_t bytes = 0;
         for (const MessageRun& run : piece.runs) {
           CHECK(run.first == next);
@@ -324,9 +323,9 @@ TEST_CASE("messages have each element of a piece once, coded or in f32") {
           CHECK(run.values + values <= piece.bytes);
         }
         CHECK(piece.bytes == bytes);
-        CHECK(piece.bytes <= messages.units[unit].stride);
+        CHECK(piece.bytes <= messages.units[unit].as<UnitPieces>().stride);
       }
-      CHECK((next == layout.units[unit].elements || messages.units[unit].pieces.empty()));
+      CHECK((next == layout.units[unit].elements || messages.units[unit].as<UnitPieces>().pieces.empty()));
     }
     CHECK(coded == expected);
   }
