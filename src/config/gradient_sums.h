@@ -12,7 +12,7 @@ namespace gptrain::inline config {
 
 // How gradients are compressed on their way between data ranks. Signs are those of momenta (optimizer.type onebit-adam
 // and zero-one-adam): they come last, as no kind of comm.compression.
-enum class GradientCodec : uint8_t { none, int8, int4, powersgd, topk, signs };
+enum class GradientCodec : uint8_t { none, int8, int4, powersgd, topk, sketch, signs };
 
 // Facts about a kind that rules, help, plans and checkpoints read. Its messages are in src/parallel.
 struct GradientSumKind {
@@ -35,7 +35,7 @@ struct GradientSumKind {
 // needs a piece of the sum only.
 constexpr double part_of_all_reduce(int64_t zero) { return zero == 0 ? 1.0 : 0.5; }
 
-constexpr EnumArray<GradientCodec, GradientSumKind, 6> gradient_sum_kinds = {{{
+constexpr EnumArray<GradientCodec, GradientSumKind, 7> gradient_sum_kinds = {{{
     {.name = "none"},
     {.name = "int8", .help = "codes of 8 bits, with a scale for every 128 elements"},
     {.name = "int4", .help = "codes of 4 bits, likewise", .bits = 4},
@@ -57,6 +57,15 @@ constexpr EnumArray<GradientCodec, GradientSumKind, 6> gradient_sum_kinds = {{{
      .most_zero = 1,
      .most_share = [](int32_t, int64_t zero,
                       int64_t data_ranks) { return part_of_all_reduce(zero) / static_cast<double>(data_ranks); }},
+    {.name = "sketch",
+     .help = "a sketch of each matrix, whose sum tells which elements to sum",
+     .rank = 5,
+     .rank_help = "rows of a sketch, by default 5, each with two columns for every element that is summed",
+     .share = 0.01,
+     .share_help = "part of a matrix' elements that is summed",
+     .lost = "all other elements would be lost",
+     .most_zero = 1,
+     .most_share = [](int32_t rank, int64_t zero, int64_t) { return part_of_all_reduce(zero) / (2.0 * rank + 1); }},
     {.name = "signs", .bits = 1, .most_zero = 0},
 }}};
 

@@ -4,6 +4,7 @@
 
 #include "parallel/compressed_reducer.h"
 #include "parallel/low_rank_reducer.h"
+#include "parallel/sketch_reducer.h"
 #include "parallel/sparse_reducer.h"
 
 namespace gptrain::inline parallel {
@@ -11,7 +12,7 @@ namespace {
 
 // In the order of GradientCodec.
 constexpr EnumArray<GradientCodec, const GradientSum*, num_gradient_codecs> functions = {
-    {nullptr, &coded_sum, &coded_sum, &low_rank_sum, &sparse_sum, &signs_sum}};
+    {nullptr, &coded_sum, &coded_sum, &low_rank_sum, &sparse_sum, &sketch_sum, &signs_sum}};
 
 bool all_owned(const TensorShard& shard) {
   return !shard.boxes.empty() &&

@@ -16,6 +16,7 @@
 #include "parallel/gradient_sums.h"
 #include "parallel/low_rank_reducer.h"
 #include "parallel/parameter_exchange.h"
+#include "parallel/sketch_reducer.h"
 #include "parallel/sparse_reducer.h"
 #include "summing_rank.h"
 
@@ -131,6 +132,31 @@ class Rank : testing::SummingRank {
     }
   }
 
+  // Checks sums of sketches of gradients of which one element in 200 is not 0.
+  void check_few() {
+    constexpr int64_t unit = 1;
+    ParameterExchange exchange = make_exchange();
+    std::vector<std::byte> buffer(static_cast<size_t>(messages_.units[unit].buffer_bytes()));
+    const ParameterExchange::Gradients of{store_->whole(unit).gradients, buffer.data()};
+    auto* const gradients = reinterpret_cast<float*>(of.whole);
+    const auto gradient = [](int64_t i, int64_t rank) {
+      return i % 200 == 3 ? static_cast<float>(1 + (i / 200 + rank) % 5) : 0.0F;
+    };
+    for (int64_t i = 0; i < range(unit).elements; ++i) gradients[i] = gradient(i, rank_);
+    exchange.begin_sum(unit, of);
+    exchange.go_on_with_sum(unit, of);
+    exchange.await_sum(unit, of, 0);
+    exchange.end_step(unit);
+    expect(!messages_of(unit).as<UnitSketches>().matrices.empty(), "nothing is sketched");
+    for (int64_t i = 0; i < range(unit).elements; ++i) {
+      float sum = 0;
+      for (int64_t rank = 0; rank < num_ranks; ++rank) sum += gradient(i, rank);
+      expect(gradients[i] == sum, "element " + std::to_string(i) + " is " + std::to_string(gradients[i]));
+    }
+    expect(std::all_of(residuals_.begin(), residuals_.end(), [](float error) { return error == 0; }),
+           "errors are left");
+  }
+
  private:
   ParameterExchange make_exchange() {
     compression_ = std::make_unique<GradientCompression>(compression());
@@ -199,6 +225,8 @@ class Rank : testing::SummingRank {
       take_errors(matrix.first, matrix.rows * matrix.cols, matrix.residual);
     for (const SparseMatrix& matrix : messages_of(unit).as<UnitSparse>().matrices)
       take_errors(matrix.first, matrix.count, matrix.residual);
+    for (const SketchedMatrix& matrix : messages_of(unit).as<UnitSketches>().matrices)
+      take_errors(matrix.first, matrix.count, matrix.residual);
     Lane& lane = groups_.lane(LaneKind::gradients);
     Communicator* const data = groups_.group(LaneKind::gradients, GroupKind::data);
     lane.wait(lane.all_reduce(data, errors.data(), std::ssize(errors), DType::f64));
@@ -262,13 +290,25 @@ TEST_CASE("sums of a low rank and the errors that ranks keep are together the su
 
 TEST_CASE("sums of the largest elements and the errors that ranks keep are together the sums of all gradients") {
   for (const std::string zero : {"0", "1"}) {
-    INFO("ZeRO " << zero);
-    const RunConfig config = small_config(Family::gpt2,
-                                          {"batch.global=6", "batch.micro=1", "parallel.zero=" + zero,
-                                           R"(comm.compression={"kind": "topk", "min_elements": 500, "share": 0.03})"},
-                                          num_ranks);
-    CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_steps(); }));
+    for (const std::string kind : {"topk", "sketch"}) {
+      INFO("ZeRO " << zero << ", " << kind);
+      const RunConfig config =
+          small_config(Family::gpt2,
+                       {"batch.global=6", "batch.micro=1", "parallel.zero=" + zero,
+                        R"(comm.compression={"kind": ")" + kind + R"(", "min_elements": 500, "share": 0.03})"},
+                       num_ranks);
+      CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_steps(); }));
+    }
   }
+}
+
+TEST_CASE("sketches find the few elements that ranks have gradients of, and sum them as plain sums do") {
+  const RunConfig config =
+      small_config(Family::gpt2,
+                   {"batch.global=6", "batch.micro=1", "parallel.zero=0",
+                    R"(comm.compression={"kind": "sketch", "min_elements": 500, "share": 0.04, "rank": 7})"},
+                   num_ranks);
+  CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_few(); }));
 }
 
 TEST_CASE("sums of a low rank are those of PyTorch's powerSGD_hook") {
