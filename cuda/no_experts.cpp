@@ -22,8 +22,7 @@ GPTRAIN_REFUSE_ON_GPU(RouteTokensBackward)
 GPTRAIN_REFUSE_ON_GPU(GroupedLinearForward)
 GPTRAIN_REFUSE_ON_GPU(GroupedLinearBackwardInput)
 GPTRAIN_REFUSE_ON_GPU(GroupedLinearBackwardWeight)
-GPTRAIN_REFUSE_ON_GPU(SelectLargest)
-GPTRAIN_REFUSE_ON_GPU(AddAt)
+GPTRAIN_FOR_EACH_SPARSE_OP(GPTRAIN_REFUSE_ON_GPU)
 #undef GPTRAIN_REFUSE_ON_GPU
 
 }  // namespace gptrain::cuda

@@ -79,11 +79,6 @@ constexpr EnumArray<DropRule, std::string_view, 2> drop_rule_names = {"probabili
 // End of the run, or loss of rows, where a rank has no room for its experts' rows.
 enum class ExpertOverflowRule : uint8_t { stop, drop };
 constexpr EnumArray<ExpertOverflowRule, std::string_view, 2> expert_overflow_names = {"stop", "drop"};
-// How gradients are compressed on their way between data ranks. Signs are those of momenta (optimizer.type
-// onebit-adam and zero-one-adam).
-enum class GradientCodec : uint8_t { none, int8, int4, powersgd, topk, signs };
-constexpr EnumArray<GradientCodec, std::string_view, 6> gradient_codec_names = {"none",     "int8", "int4",
-                                                                                "powersgd", "topk", "signs"};
 enum class DeviceKind : uint8_t { automatic, cpu, cuda };
 
 // A gated activation reads two halves of its input: gate and up.

@@ -21,7 +21,7 @@
 #include "model/spec/shard.h"
 #include "model/spec/spec.h"
 #include "optim/types.h"
-#include "parallel/gradient_messages.h"
+#include "parallel/gradient_sums.h"
 #include "parallel/island_average.h"
 
 namespace gptrain::inline checkpoint {
@@ -72,7 +72,7 @@ std::optional<Expected> expected(std::string_view kind, size_t number, const Wan
   if (kind == weight_kind) return Expected{narrow ? DType::bf16 : DType::f32, tensor.shape};
   if (model.residual_kinds.contains(kind) && codes_gradients(config.compression(), tensor, config.parallel.tensor))
     return Expected{DType::f32, tensor.shape};
-  if (config.compression().is_low_rank() && kind == factor_kind(config.compression().rank) &&
+  if (config.compression().facts().has_factors && kind == factor_kind(config.compression().rank) &&
       codes_gradients(config.compression(), tensor, config.parallel.tensor))
     return Expected{DType::f32, {config.compression().rank, tensor.shape.back()}};
   for (const StateColumn& column : state_columns(config)) {

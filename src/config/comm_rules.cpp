@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "config/rules.h"
 #include "config/zero_one_steps.h"
@@ -29,51 +30,58 @@ class CommRules : Rules {
     if (sound({"run.device"}) && config_.run.device == DeviceKind::cuda)
       fault("run.device", "cannot be cuda with comm.compression: its sums were not tested on the CUDA backend yet",
             "\"cpu\"");
-    check_low_rank();
-    check_sparse();
+    check_keys();
+    check_errors();
+    check_layout();
   }
 
  private:
   static constexpr const char* path = "comm.compression";
 
-  void check_low_rank() const {
-    const CompressionConfig& compression = config_.comm.compression;
-    if (!compression.is_low_rank()) {
-      if (compression.rank > 0) refuse("has a rank, which only kind \"powersgd\" reads");
-      return;
-    }
-    if (!compression.error)
-      refuse("of kind \"powersgd\" needs error = true: without the errors, most of each gradient would be lost");
-    if (sound({"parallel.zero"}) && config_.parallel.zero > 1)
-      refuse(fmt::format("of kind \"powersgd\" needs parallel.zero = 0 or 1, as it sums whole matrices once a step "
-                         "(parallel.zero = {})",
-                         config_.parallel.zero),
-             R"({"kind": "int8"})");
-    if (sound({"parallel.tensor"}) && config_.parallel.tensor > 1)
-      refuse("of kind \"powersgd\" needs parallel.tensor = 1, as it sums whole matrices", R"({"kind": "int8"})");
+  const CompressionConfig& compression() const { return config_.comm.compression; }
+  const GradientSumKind& facts() const { return compression().facts(); }
+
+  // Returns the kinds with a key, as in: kind "a" reads; kinds "a" and "b" read.
+  template <typename Key>
+  static std::string readers(Key GradientSumKind::*key) {
+    std::vector<std::string> names;
+    for (const GradientSumKind& kind : gradient_sum_kinds)
+      if (kind.*key > 0) names.push_back(fmt::format("\"{}\"", kind.name));
+    return fmt::format("{} {} {}", names.size() > 1 ? "kinds" : "kind", fmt::join(names, " and "),
+                       names.size() > 1 ? "read" : "reads");
   }
 
-  void check_sparse() const {
-    const CompressionConfig& compression = config_.comm.compression;
-    if (!compression.is_sparse()) {
-      if (compression.share > 0) refuse("has a share, which only kind \"topk\" reads");
+  void check_keys() const {
+    if (facts().rank == 0 && compression().rank > 0)
+      refuse(fmt::format("has a rank, which only {}", readers(&GradientSumKind::rank)));
+    if (facts().share == 0 && compression().share > 0)
+      refuse(fmt::format("has a share, which only {}", readers(&GradientSumKind::share)));
+  }
+
+  void check_errors() const {
+    if (!compression().error && !facts().lost.empty())
+      refuse(fmt::format("of kind \"{}\" needs error = true: without the errors, {}", facts().name, facts().lost));
+  }
+
+  void check_layout() const {
+    const ParallelConfig& parallel = config_.parallel;
+    const bool sums_too_often = sound({"parallel.zero"}) && parallel.zero > facts().most_zero;
+    if (sums_too_often)
+      refuse(fmt::format("of kind \"{}\" needs parallel.zero = 0 or 1, as it sums whole matrices once a step "
+                         "(parallel.zero = {})",
+                         facts().name, parallel.zero),
+             R"({"kind": "int8"})");
+    if (sound({"parallel.tensor"}) && facts().has_whole_matrices && parallel.tensor > 1)
+      refuse(fmt::format("of kind \"{}\" needs parallel.tensor = 1, as it sums whole matrices", facts().name),
+             R"({"kind": "int8"})");
+    if (facts().most_share == nullptr || sums_too_often ||
+        !sound({"parallel.zero", "parallel.tensor", "parallel.pipeline"}) || data_ranks() == 1)
       return;
-    }
-    if (!compression.error)
-      refuse("of kind \"topk\" needs error = true: without the errors, small elements would never be sent");
-    if (sound({"parallel.zero"}) && config_.parallel.zero > 1)
-      return refuse(fmt::format("of kind \"topk\" needs parallel.zero = 0 or 1, as it sums whole matrices once a step "
-                                "(parallel.zero = {})",
-                                config_.parallel.zero),
-                    R"({"kind": "int8"})");
-    if (!sound({"parallel.zero", "parallel.tensor", "parallel.pipeline"}) || data_ranks() == 1) return;
-    // A rank sends index and value of each element to all others, where a plain sum sends an equal part of all elements
-    // to each, and with ZeRO 0 as much back.
-    const double most = (config_.parallel.zero == 0 ? 1.0 : 0.5) / static_cast<double>(data_ranks());
-    if (compression.share >= most)
-      refuse(fmt::format("of kind \"topk\" needs a share below {:.3g} to send less than plain sums of {} data ranks do",
-                         most, data_ranks()),
-             fmt::format(R"({{"kind": "topk", "share": {:.2g}}})", most / 4));
+    const double most = facts().most_share(compression().rank, parallel.zero, data_ranks());
+    if (compression().share >= most)
+      refuse(fmt::format("of kind \"{}\" needs a share below {:.3g} to send less than plain sums of {} data ranks do",
+                         facts().name, most, data_ranks()),
+             fmt::format(R"({{"kind": "{}", "share": {:.2g}}})", facts().name, most / 4));
   }
 
   void refuse(const std::string& rule, const std::string& nearest = "{}") const {

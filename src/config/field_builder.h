@@ -158,8 +158,8 @@ inline void set_value(const Json& json, CompressionConfig& compression) {
   compression = {};
   if (json.empty()) return;
   compression.kind = named<GradientCodec>(gradient_codec_names, json.at("kind").get<std::string>());
-  compression.rank = json.value("rank", compression.is_low_rank() ? 2 : 0);
-  compression.share = json.value("share", compression.is_sparse() ? 0.01 : 0.0);
+  compression.rank = json.value("rank", compression.facts().rank);
+  compression.share = json.value("share", compression.facts().share);
   compression.error = json.value("error", compression.error);
   compression.start_step = json.value("start_step", compression.start_step);
   compression.min_elements = json.value("min_elements", compression.min_elements);

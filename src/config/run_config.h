@@ -14,6 +14,7 @@
 #include "base/kinds.h"
 #include "base/offload_choice.h"
 #include "base/rotary.h"
+#include "config/gradient_sums.h"
 
 namespace gptrain::inline config {
 
@@ -376,24 +377,6 @@ struct CheckpointConfig {
 
 struct LogConfig {
   int64_t every_steps = 1;
-};
-
-// Compression of gradients on their way between data ranks.
-struct CompressionConfig {
-  GradientCodec kind = GradientCodec::none;
-  bool error = true;              // the error that compression makes is added to the next gradients
-  int32_t rank = 0;               // powersgd: vectors of each factor of a matrix; else 0
-  double share = 0;               // topk: share of a matrix' elements that a rank sends; else 0
-  int64_t start_step = 0;         // steps at the run's start that sum gradients as they are
-  int64_t min_elements = 65'536;  // matrices with fewer elements are summed as they are
-
-  bool is_on() const { return kind != GradientCodec::none; }
-  // Bits of an element's code.
-  int bits() const { return kind == GradientCodec::signs ? 1 : kind == GradientCodec::int4 ? 4 : 8; }
-  // Whether a matrix is sent as two factors of low rank.
-  bool is_low_rank() const { return kind == GradientCodec::powersgd; }
-  // Whether a rank sends some elements of a matrix, with their indices.
-  bool is_sparse() const { return kind == GradientCodec::topk; }
 };
 
 // Sums and gathers over ranks that hold the same parameters: over all at once, or within nodes and between them.

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 #include <fmt/format.h>
+#include <string>
+#include <string_view>
 
 #include "base/attention_pattern.h"
 #include "base/json.h"
@@ -24,6 +26,15 @@ struct Subject {
     faults.add(path, show_value(value), rule, nearest);
   }
 };
+
+// Returns a text about each kind of compressed sums that has one.
+std::string by_kind(std::string_view GradientSumKind::*text) {
+  std::string all;
+  for (const GradientSumKind& kind : gradient_sum_kinds) {
+    if (!(kind.*text).empty()) all += fmt::format("{}{}: {}", all.empty() ? "" : "; ", kind.name, kind.*text);
+  }
+  return all;
+}
 
 enum class Side { below, inside, above };
 
@@ -315,13 +326,11 @@ const std::vector<ObjectKey>& projection_keys() {
 
 const std::vector<ObjectKey>& compression_keys() {
   static const std::vector<ObjectKey> keys = {
-      {"kind",
-       "int8, int4: codes of 8 or 4 bits, with a scale for every 128 elements; powersgd: two factors of low rank for "
-       "each matrix; topk: the largest elements of each matrix, with their indices",
+      {"kind", by_kind(&GradientSumKind::help),
        WordRule{{gradient_codec_names.begin() + 1, gradient_codec_names.end() - 1}, {}}, true, R"("int8")"},
-      {"rank", "of powersgd only: columns of each factor", IntegerRule{1, 32, {}}, false, "2"},
-      {"share", "of topk only: part of a matrix' elements that each rank sends",
-       NumberRule{.min = 0, .max = 0.5, .min_excluded = true}, false, "0.01"},
+      {"rank", by_kind(&GradientSumKind::rank_help), IntegerRule{1, 32, {}}, false, "2"},
+      {"share", by_kind(&GradientSumKind::share_help), NumberRule{.min = 0, .max = 0.5, .min_excluded = true}, false,
+       "0.01"},
       {"error",
        "each rank adds the error that it has made to its next gradients; takes 8 bytes for each element and saves 4 "
        "of them in checkpoints, for each data rank",

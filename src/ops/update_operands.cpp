@@ -158,6 +158,24 @@ void for_each_operand(const AddAt& op, OperandVisitor& visit) {
   visit.operand("to", op.to, Access::uncounted_write, vector(DType::f32, op.to.cols));
 }
 
+void for_each_operand(const TakeAt& op, OperandVisitor& visit) {
+  visit.writes("values", op.values, vector(DType::f32, op.indices.cols));
+  visit.reads("indices", op.indices, vector(DType::i32, op.indices.cols));
+  visit.looks_up("from", op.from, vector(DType::f32, op.from.cols));
+}
+
+void for_each_operand(const CountSketch& op, OperandVisitor& visit) {
+  visit.reads("x", op.x, vector(DType::f32, op.x.cols));
+  visit.writes("table", op.table, exactly(DType::f32, op.table.rows, op.table.cols));
+  visit.require(op.table.rows <= most_sketch_rows, "more rows than a sketch has");
+}
+
+void for_each_operand(const EstimateSketch& op, OperandVisitor& visit) {
+  visit.writes("estimates", op.estimates, vector(DType::f32, op.estimates.cols));
+  visit.reads("table", op.table, exactly(DType::f32, op.table.rows, op.table.cols));
+  visit.require(op.table.rows <= most_sketch_rows, "more rows than a sketch has");
+}
+
 void for_each_operand(const KeepResidual& op, OperandVisitor& visit) {
   visit.reads("errors", op.errors, vector(DType::f32, op.errors.cols));
   visit.writes("kept", op.residual, vector(DType::f32, op.errors.cols));

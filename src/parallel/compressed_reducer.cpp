@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "model/record.h"
 #include "ops/block_codes.h"
 
 namespace gptrain::inline parallel {
@@ -11,14 +12,63 @@ namespace {
 
 constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
 
+void add_run(PieceMessage& message, int64_t first, int64_t end, int64_t residual) {
+  if (first < end)
+    message.runs.push_back({.first = first, .count = end - first, .residual = residual, .scales = 0, .values = 0});
+}
+
+// Returns the runs of elements [first, end) of a unit.
+PieceMessage runs_of(const std::vector<CodedTensor>& coded, int64_t first, int64_t end) {
+  PieceMessage message;
+  int64_t at = first;
+  for (const CodedTensor& tensor : coded) {
+    const int64_t from = std::clamp(tensor.first, at, end);
+    const int64_t to = std::clamp(tensor.first + tensor.count, at, end);
+    add_run(message, at, from, -1);
+    add_run(message, from, to, tensor.residual + from - tensor.first);
+    at = to;
+  }
+  add_run(message, at, end, -1);
+  return message;
+}
+
+// Lays out a message: first all that is f32, then the codes.
+void assign_offsets(PieceMessage& message, int bits) {
+  for (MessageRun& run : message.runs) {
+    (run.is_coded() ? run.scales : run.values) = message.bytes;
+    message.bytes += (run.is_coded() ? code_blocks(run.count) : run.count) * dtype_bytes(DType::f32);
+  }
+  for (MessageRun& run : message.runs) {
+    if (!run.is_coded()) continue;
+    run.values = message.bytes;
+    message.bytes += code_bytes_of(run.count, bits);
+  }
+}
+
+std::shared_ptr<const UnitLayout> lay_out_pieces(const CodedUnit& unit, GradientMessages& messages) {
+  auto layout = std::make_shared<UnitPieces>();
+  const int64_t elements = unit.range.piece_elements();
+  for (int64_t piece = 0; piece < unit.range.pieces; ++piece) {
+    PieceMessage& message =
+        layout->pieces.emplace_back(runs_of(unit.tensors, piece * elements, (piece + 1) * elements));
+    assign_offsets(message, messages.bits);
+    layout->stride = std::max(layout->stride, align_up(message.bytes));
+  }
+  return layout;
+}
+
+// Takes matrices of blocks only, as a step has gradients only of those rows of the tables whose tokens are in its
+// batch.
+bool is_of_block(const CompressionConfig&, const TensorSpec& tensor) { return tensor.of_block_matrix; }
+
 class CompressedReducer final : public GradientReducer {
  public:
   CompressedReducer(const ReductionContext& context, const GradientCompression& compression)
       : context_(context), compression_(compression), has_errors_(compression.messages.units.size(), false) {
     for (size_t unit = 0; unit < has_errors_.size(); ++unit) {
-      const UnitMessages& messages = compression.messages.units[unit];
       Parts& parts = parts_.emplace_back();
-      if (!messages.is_coded()) continue;
+      if (!messages(static_cast<int64_t>(unit)).is_coded()) continue;
+      const UnitPieces& messages = layout(static_cast<int64_t>(unit));
       const auto own = static_cast<size_t>(rank_in_group(static_cast<int64_t>(unit)));
       for (int64_t peer = 0; peer < std::ssize(messages.pieces); ++peer) {
         const int64_t start = peer * messages.stride;
@@ -32,7 +82,7 @@ class CompressedReducer final : public GradientReducer {
   }
 
   int phases(int64_t unit) const override {
-    return messages(unit).is_coded() && !context_.parameters.sharding().cuts_state() ? 2 : 1;
+    return messages(unit).is_coded() ? layout(unit).phases(context_.parameters.sharding().cuts_state()) : 1;
   }
   bool begins_with_ops() const override { return true; }
 
@@ -52,7 +102,7 @@ class CompressedReducer final : public GradientReducer {
   void finish(int64_t unit, const UnitGradients& of) override {
     if (!messages(unit).is_coded()) return;
     if (phases(unit) == 1) return add_up(unit, of);
-    const std::vector<PieceMessage>& pieces = messages(unit).pieces;
+    const std::vector<PieceMessage>& pieces = layout(unit).pieces;
     for (size_t piece = 0; piece < pieces.size(); ++piece) {
       for (const MessageRun& run : pieces[piece].runs)
         decode(run, received(unit, of, static_cast<int64_t>(piece)), floats(of.whole, run.first, run.count));
@@ -79,14 +129,15 @@ class CompressedReducer final : public GradientReducer {
   };
 
   const UnitMessages& messages(int64_t unit) const { return compression_.messages.units[unit]; }
+  const UnitPieces& layout(int64_t unit) const { return messages(unit).as<UnitPieces>(); }
   int bits() const { return compression_.messages.bits; }
   int64_t rank_in_group(int64_t unit) const { return context_.parameters.replica_rank(unit).rank; }
-  const PieceMessage& own_piece(int64_t unit) const { return messages(unit).pieces[rank_in_group(unit)]; }
+  const PieceMessage& own_piece(int64_t unit) const { return layout(unit).pieces[rank_in_group(unit)]; }
   std::byte* sent(int64_t unit, const UnitGradients& of, int64_t piece) const {
-    return of.narrow + piece * messages(unit).stride;
+    return of.narrow + piece * layout(unit).stride;
   }
   std::byte* received(int64_t unit, const UnitGradients& of, int64_t from) const {
-    return of.narrow + (std::ssize(messages(unit).pieces) + from) * messages(unit).stride;
+    return of.narrow + (std::ssize(layout(unit).pieces) + from) * layout(unit).stride;
   }
 
   Lane::Ticket exchange(int64_t unit, const UnitGradients& of, const std::vector<PeerPart>& sent_parts,
@@ -156,7 +207,7 @@ class CompressedReducer final : public GradientReducer {
     const bool keeps = compression_.errors != nullptr;
     const bool is_first = !has_errors_[unit];
     std::byte* const before = is_first ? compression_.residuals : compression_.errors;
-    const std::vector<PieceMessage>& pieces = messages(unit).pieces;
+    const std::vector<PieceMessage>& pieces = layout(unit).pieces;
     for (size_t piece = 0; piece < pieces.size(); ++piece) {
       std::byte* const message = sent(unit, of, static_cast<int64_t>(piece));
       for (const MessageRun& run : pieces[piece].runs) {
@@ -179,7 +230,7 @@ class CompressedReducer final : public GradientReducer {
     return floats(unit_elements, parameters.piece(unit, rank).first + run.first - parameters.piece(unit).first,
                   run.count);
   }
-  int64_t next_rank(int64_t unit) const { return (rank_in_group(unit) + 1) % std::ssize(messages(unit).pieces); }
+  int64_t next_rank(int64_t unit) const { return (rank_in_group(unit) + 1) % std::ssize(layout(unit).pieces); }
   // Returns memory of the unit's buffer that is free once its gradients are coded.
   Matrix spare(int64_t unit, const UnitGradients& of, const MessageRun& run) const {
     return in_piece(of.whole, unit, run, next_rank(unit));
@@ -197,7 +248,7 @@ class CompressedReducer final : public GradientReducer {
     for (const MessageRun& run : own_piece(unit).runs) {
       const Matrix sum = floats(of.whole, run.first, run.count);
       decode(run, received(unit, of, 0), sum);
-      for (int64_t rank = 1; rank < std::ssize(messages(unit).pieces); ++rank) {
+      for (int64_t rank = 1; rank < std::ssize(layout(unit).pieces); ++rank) {
         const Matrix other =
             run.is_coded() ? spare(unit, of, run) : floats(received(unit, of, rank) + run.values, 0, run.count);
         if (run.is_coded()) decode(run, received(unit, of, rank), other);
@@ -258,6 +309,9 @@ class LoneReducer final : public GradientReducer {
 std::unique_ptr<GradientReducer> make_lone_reducer(const ReductionContext& context, const GradientMessages& messages) {
   return std::make_unique<LoneReducer>(context, messages);
 }
+
+const GradientSum coded_sum{.takes = nullptr, .lay_out = lay_out_pieces, .make_reducer = make_compressed_reducer};
+const GradientSum signs_sum{.takes = is_of_block, .lay_out = lay_out_pieces, .make_reducer = make_compressed_reducer};
 
 std::unique_ptr<GradientReducer> make_compressed_reducer(const ReductionContext& context,
                                                          const GradientCompression& compression) {

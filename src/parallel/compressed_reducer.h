@@ -1,12 +1,43 @@
 // Sums of compressed gradients.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
-#include "parallel/gradient_reducer.h"
-#include "parallel/message_parts.h"
+#include "parallel/gradient_sum.h"
 
 namespace gptrain::inline parallel {
+
+// Elements of a unit that lie together in a message: coded (ops/block_codes.h), or as they are, in f32.
+struct MessageRun {
+  int64_t first;     // elements from the unit's start
+  int64_t count;     // number of elements
+  int64_t residual;  // coded: offset of the elements' errors in a buffer of all errors, in elements; -1: not coded
+  int64_t scales;    // coded: bytes from the message's start to the scales
+  int64_t values;    // bytes from the message's start to the codes or the elements
+
+  bool is_coded() const { return residual >= 0; }
+};
+
+// The message with one piece of a unit.
+struct PieceMessage {
+  std::vector<MessageRun> runs;
+  int64_t bytes = 0;
+};
+
+// The messages of a unit, one for each piece. A sum's buffer has the messages that the rank sends, then those that it
+// receives.
+struct UnitPieces final : UnitLayout {
+  std::vector<PieceMessage> pieces;
+  int64_t stride = 0;  // bytes from one message to the next in a buffer, at least those of the longest
+
+  int64_t buffer_bytes() const override { return 2 * std::ssize(pieces) * stride; }
+  int phases(bool cuts_state) const override { return cuts_state ? 1 : 2; }
+};
+
+// Codes of 8 or 4 bits, and signs.
+extern const GradientSum coded_sum, signs_sum;
 
 // Sums of large matrices' gradients in 8, 4 or 1 bits (ops/block_codes.h), of all others in f32. Every rank adds the
 // errors of earlier steps to its gradients, codes them, and sends each other rank the codes of that rank's piece. The

@@ -9,6 +9,40 @@
 namespace gptrain::inline parallel {
 namespace {
 
+// Takes matrices whose factors have less than half of their elements.
+bool has_small_factors(const CompressionConfig& compression, const TensorSpec& tensor) {
+  const int64_t cols = tensor.shape.back(), rows = tensor.count() / cols;
+  return 2 * (rows + cols) * compression.rank < tensor.count();
+}
+
+// Lays out the factors in the buffer of errors, behind the unit's errors, and in a sum's buffer.
+std::shared_ptr<const UnitLayout> lay_out_factors(const CodedUnit& unit, GradientMessages& messages) {
+  auto factors = std::make_shared<UnitFactors>();
+  const int64_t rank = unit.compression.rank;
+  for (const CodedTensor& tensor : unit.tensors) {
+    const int64_t cols = unit.spec.tensors[tensor.tensor].shape.back(), rows = tensor.count / cols;
+    factors->matrices.push_back({.tensor = tensor.tensor,
+                                 .first = tensor.first,
+                                 .rows = rows,
+                                 .cols = cols,
+                                 .residual = tensor.residual,
+                                 .factor = messages.num_residuals,
+                                 .left = factors->first_phase,
+                                 .right = factors->second_phase});
+    messages.boxes.push_back({.tensor = tensor.tensor,
+                              .offset = {0, 0},
+                              .shape = {rank, cols},
+                              .first = messages.num_residuals,
+                              .is_factor = true});
+    messages.num_residuals += whole_units(cols * rank);
+    factors->first_phase += whole_units(rows * rank);
+    factors->second_phase += whole_units(cols * rank);
+  }
+  factors->plain = plain_runs(unit.tensors, unit.range.elements, factors->first_phase);
+  for (LowRankMatrix& matrix : factors->matrices) matrix.right += factors->first_phase;
+  return factors;
+}
+
 Matrix matrix_at(std::byte* elements, int64_t first, int64_t rows, int64_t cols) {
   return {elements + first * dtype_bytes(DType::f32), DType::f32, rows, cols};
 }
@@ -19,7 +53,8 @@ class LowRankReducer final : public GradientReducer {
       : context_(context), compression_(compression) {
     int64_t longest = 0;
     for (const UnitMessages& unit : compression.messages.units)
-      for (const LowRankMatrix& matrix : unit.factors.matrices) longest = std::max({longest, matrix.rows, matrix.cols});
+      for (const LowRankMatrix& matrix : unit.as<UnitFactors>().matrices)
+        longest = std::max({longest, matrix.rows, matrix.cols});
     scratch_.resize(longest * compression.rank);
   }
 
@@ -27,30 +62,30 @@ class LowRankReducer final : public GradientReducer {
   bool begins_with_ops() const override { return true; }
 
   Lane::Ticket begin(int64_t unit, int phase, const UnitGradients& of) override {
-    const UnitMessages& sums = messages(unit);
-    if (!sums.is_coded()) return plain_sum(context_, unit, of.whole, DType::f32);
-    for (const LowRankMatrix& matrix : sums.factors.matrices) {
+    const UnitFactors& sums = factors(unit);
+    if (!messages(unit).is_coded()) return plain_sum(context_, unit, of.whole, DType::f32);
+    for (const LowRankMatrix& matrix : sums.matrices) {
       if (phase == 0) {
         find_left(matrix, of);
       } else {
         find_right(matrix, of);
       }
     }
-    if (phase == 1) return sum(unit, of, sums.factors.first_phase, sums.factors.second_phase);
-    copy_plain_runs(context_.backend, sums.factors.plain, of, true);
-    return sum(unit, of, 0, sums.factors.first_phase);
+    if (phase == 1) return sum(unit, of, sums.first_phase, sums.second_phase);
+    copy_plain_runs(context_.backend, sums.plain, of, true);
+    return sum(unit, of, 0, sums.first_phase);
   }
 
   void finish(int64_t unit, const UnitGradients& of) override {
     const double share = 1 / static_cast<double>(context_.parameters.replica_rank(unit).size);
-    for (const LowRankMatrix& matrix : messages(unit).factors.matrices) {
+    for (const LowRankMatrix& matrix : factors(unit).matrices) {
       const Matrix x = values(matrix, of), left_behind = errors(compression_.errors, matrix);
       multiply(matrix, of, left_behind);
       context_.backend.run(WeightedSum{.a = x, .a_factor = 1, .b = left_behind, .b_factor = -share, .to = left_behind});
       multiply(matrix, of, x);
       context_.backend.run(Cast{.from = right(matrix, of), .to = factor(compression_.errors, matrix)});
     }
-    copy_plain_runs(context_.backend, messages(unit).factors.plain, of, false);
+    copy_plain_runs(context_.backend, factors(unit).plain, of, false);
   }
 
   void end_step(int64_t unit) override {
@@ -59,6 +94,7 @@ class LowRankReducer final : public GradientReducer {
 
  private:
   const UnitMessages& messages(int64_t unit) const { return compression_.messages.units[unit]; }
+  const UnitFactors& factors(int64_t unit) const { return messages(unit).as<UnitFactors>(); }
   int64_t rank() const { return compression_.rank; }
 
   static Matrix values(const LowRankMatrix& matrix, const UnitGradients& of) {
@@ -121,6 +157,9 @@ class LowRankReducer final : public GradientReducer {
 };
 
 }  // namespace
+
+const GradientSum low_rank_sum{
+    .takes = has_small_factors, .lay_out = lay_out_factors, .make_reducer = make_low_rank_reducer};
 
 std::unique_ptr<GradientReducer> make_low_rank_reducer(const ReductionContext& context,
                                                        const GradientCompression& compression) {

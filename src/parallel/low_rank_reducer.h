@@ -1,12 +1,35 @@
 // Sums of gradients as factors of low rank.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
-#include "parallel/gradient_reducer.h"
-#include "parallel/message_parts.h"
+#include "parallel/gradient_sum.h"
 
 namespace gptrain::inline parallel {
+
+// A matrix that is summed as two factors.
+struct LowRankMatrix {
+  int64_t tensor;       // index in the spec
+  int64_t first;        // elements from the unit's start
+  int64_t rows, cols;   // padding included
+  int64_t residual;     // offset of its errors in a buffer of all errors, in elements
+  int64_t factor;       // offset of the right factor of the last sum in that buffer
+  int64_t left, right;  // offsets of the factors in a sum's buffer, in elements
+};
+
+// The factors of a unit's matrices. A sum's buffer has all left factors and plain runs, then all right factors.
+struct UnitFactors final : UnitLayout {
+  std::vector<LowRankMatrix> matrices;
+  std::vector<PlainRun> plain;
+  int64_t first_phase = 0, second_phase = 0;  // elements that ranks sum in each phase
+
+  int64_t buffer_bytes() const override { return (first_phase + second_phase) * dtype_bytes(DType::f32); }
+  int phases(bool) const override { return 2; }
+};
+
+extern const GradientSum low_rank_sum;
 
 // Sums of large matrices' gradients by PowerSGD (arXiv 1905.13727), of all others in f32. Every rank adds the errors of
 // earlier steps to its gradients X. With S the factor R of the last step, orthonormalised, the ranks sum L = X S and

@@ -12,6 +12,19 @@
 
 namespace gptrain::inline parallel {
 
+// Elements of a unit that lie together and are summed as they are, in f32.
+struct PlainRun {
+  int64_t first, count;  // elements from the unit's start
+  int64_t at;            // offset in a sum's buffer, in elements
+};
+
+// Returns `elements` rounded up to whole multiples of unit_multiple.
+int64_t whole_units(int64_t elements);
+
+// Lays out the elements of a unit that are not coded and summed as they are, from the offset `at` on, which it moves
+// on. REQUIRES: `coded` is in the order of elements.
+std::vector<PlainRun> plain_runs(const std::vector<CodedTensor>& coded, int64_t elements, int64_t& at);
+
 // Sums of momenta in place of gradients, and the column of the optimizer's state that they read.
 struct MomentumSums {
   double beta1;

@@ -5,9 +5,8 @@
 
 #include "parallel/away_gradients.h"
 #include "parallel/compressed_reducer.h"
+#include "parallel/gradient_sums.h"
 #include "parallel/island_average.h"
-#include "parallel/low_rank_reducer.h"
-#include "parallel/sparse_reducer.h"
 #include "parallel/weight_reads.h"
 
 namespace gptrain::inline parallel {
@@ -20,9 +19,7 @@ ParameterExchange::ReducerMaker reducer_maker(const ExecutorResources& resources
   if (compression == nullptr) return make_reducer;
   return [compression, is_alone = resources.is_alone](const ReductionContext& context, ReplicaGroup) {
     if (is_alone) return make_lone_reducer(context, compression->messages);
-    if (compression->messages.is_sparse()) return make_sparse_reducer(context, *compression);
-    return compression->messages.is_low_rank() ? make_low_rank_reducer(context, *compression)
-                                               : make_compressed_reducer(context, *compression);
+    return gradient_sum(compression->messages.kind).make_reducer(context, *compression);
   };
 }
 

@@ -1,9 +1,29 @@
 #include "parallel/sparse_reducer.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace gptrain::inline parallel {
 namespace {
+
+std::shared_ptr<const UnitLayout> lay_out_largest(const CodedUnit& unit, GradientMessages&) {
+  auto sparse = std::make_shared<UnitSparse>();
+  sparse->ranks = unit.range.pieces;
+  for (const CodedTensor& tensor : unit.tensors) {
+    const auto kept = static_cast<int64_t>(std::ceil(unit.compression.share * static_cast<double>(tensor.count)));
+    const int64_t indices = sparse->message_bytes, values = indices + kept * dtype_bytes(DType::i32);
+    sparse->matrices.push_back({.tensor = tensor.tensor,
+                                .first = tensor.first,
+                                .count = tensor.count,
+                                .residual = tensor.residual,
+                                .kept = kept,
+                                .indices = indices,
+                                .values = values});
+    sparse->message_bytes = values + kept * dtype_bytes(DType::f32);
+  }
+  sparse->plain = plain_runs(unit.tensors, unit.range.elements, sparse->plain_elements);
+  return sparse;
+}
 
 class SparseReducer final : public GradientReducer {
  public:
@@ -14,7 +34,7 @@ class SparseReducer final : public GradientReducer {
 
   Lane::Ticket begin(int64_t unit, int, const UnitGradients& of) override {
     if (!messages(unit).is_coded()) return plain_sum(context_, unit, of.whole, DType::f32);
-    const UnitSparse& sparse = messages(unit).sparse;
+    const UnitSparse& sparse = messages(unit).as<UnitSparse>();
     std::byte* const own = of.narrow + sparse.own_message();
     for (const SparseMatrix& matrix : sparse.matrices) select(matrix, of, own);
     copy_plain_runs(context_.backend, sparse.plain, of, true);
@@ -27,7 +47,7 @@ class SparseReducer final : public GradientReducer {
   }
 
   void finish(int64_t unit, const UnitGradients& of) override {
-    const UnitSparse& sparse = messages(unit).sparse;
+    const UnitSparse& sparse = messages(unit).as<UnitSparse>();
     for (const SparseMatrix& matrix : sparse.matrices) {
       const Matrix sum = floats(of.whole, matrix.first, matrix.count);
       context_.backend.run(WriteZeros{sum});
@@ -70,6 +90,8 @@ class SparseReducer final : public GradientReducer {
 };
 
 }  // namespace
+
+const GradientSum sparse_sum{.takes = nullptr, .lay_out = lay_out_largest, .make_reducer = make_sparse_reducer};
 
 std::unique_ptr<GradientReducer> make_sparse_reducer(const ReductionContext& context,
                                                      const GradientCompression& compression) {

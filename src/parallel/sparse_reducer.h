@@ -1,12 +1,39 @@
 // Sums of the largest elements of gradients.
 #pragma once
 
+#include <cstdint>
 #include <memory>
+#include <vector>
 
-#include "parallel/gradient_reducer.h"
-#include "parallel/message_parts.h"
+#include "parallel/gradient_sum.h"
 
 namespace gptrain::inline parallel {
+
+// A matrix of which each rank sends its largest elements.
+struct SparseMatrix {
+  int64_t tensor;           // index in the spec
+  int64_t first, count;     // elements from the unit's start
+  int64_t residual;         // offset of its errors in a buffer of all errors, in elements
+  int64_t kept;             // elements that a rank sends
+  int64_t indices, values;  // bytes from a message's start
+};
+
+// The unit's matrices of which ranks send elements. A sum's buffer has the plain runs, the rank's message, and those of
+// all ranks.
+struct UnitSparse final : UnitLayout {
+  std::vector<SparseMatrix> matrices;
+  std::vector<PlainRun> plain;
+  int64_t plain_elements = 0;
+  int64_t message_bytes = 0;
+  int64_t ranks = 0;
+
+  int64_t own_message() const { return plain_elements * dtype_bytes(DType::f32); }
+  int64_t message_of(int64_t rank) const { return own_message() + (1 + rank) * message_bytes; }
+  int64_t buffer_bytes() const override { return message_of(ranks); }
+  int phases(bool) const override { return 1; }
+};
+
+extern const GradientSum sparse_sum;
 
 // Sums large matrices' gradients by their largest elements (top-k with error feedback, arXiv 1809.07599), all others in
 // f32. Every rank adds the errors of earlier steps to its gradients X, sends the elements of X that SelectLargest

@@ -11,7 +11,7 @@
 #include "ops/op_event.h"
 #include "ops/updates.h"
 #include "optim/types.h"
-#include "parallel/gradient_messages.h"
+#include "parallel/gradient_sums.h"
 #include "parallel/parameters.h"
 #include "planner/layouts.h"
 #include "planner/rank_clock.h"

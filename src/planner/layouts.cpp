@@ -309,9 +309,7 @@ void for_each_layout(const RunConfig& config, const LayoutGroup& group,
                    .expert_tensor = group.expert_tensor,
                    .pipeline = group.pipeline,
                    .data = group.data};
-  const int64_t most_zero = config.optimizer.sends_signs()                                           ? 0
-                            : config.compression().is_low_rank() || config.compression().is_sparse() ? 1
-                                                                                                     : 3;
+  const int64_t most_zero = config.compression().facts().most_zero;
   const int64_t largest_zero = layout.replicas() > 1 ? most_zero : 0;
   for (const int64_t micro : divisors(sequences, most_micro)) {
     layout.micro = micro;

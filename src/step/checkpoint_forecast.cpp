@@ -6,7 +6,7 @@
 #include "base/units.h"
 #include "model/spec/shard.h"
 #include "optim/types.h"
-#include "parallel/gradient_messages.h"
+#include "parallel/gradient_sums.h"
 #include "parallel/island_average.h"
 
 namespace gptrain::inline step {

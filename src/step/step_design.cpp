@@ -13,6 +13,7 @@
 #include "optim/step_agreement.h"
 #include "optim/types.h"
 #include "parallel/accumulated_gradients.h"
+#include "parallel/gradient_sums.h"
 #include "parallel/island_average.h"
 #include "parallel/make_stages.h"
 #include "parallel/micro_batch_uploads.h"

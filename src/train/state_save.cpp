@@ -15,6 +15,7 @@
 #include "comm/texts.h"
 #include "config/load.h"
 #include "ops/side_queue.h"
+#include "parallel/gradient_sums.h"
 #include "parallel/island_average.h"
 
 namespace gptrain::inline train {
@@ -155,7 +156,7 @@ StateSave make_state_save(const RunConfig& config, const TrainingStep& step, con
     const int64_t coded = std::count_if(tensors.begin(), tensors.end(), [&](const TensorSpec& tensor) {
       return codes_gradients(compression, tensor, config.parallel.tensor);
     });
-    num_tensors += coded * (step.groups().num_data_ranks() + (compression.is_low_rank() ? 1 : 0));
+    num_tensors += coded * (step.groups().num_data_ranks() + (compression.facts().has_factors ? 1 : 0));
   }
   return {.out = out,
           .manifest = {.progress = progress,

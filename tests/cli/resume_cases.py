@@ -103,6 +103,9 @@ class CompressedGradients(CliCase):
         self.train(config, "--resume", "latest", *overrides("run.steps=7"))
         self.assertNotIn("residual.", self.succeed("checkpoint", "inspect", "out"))
 
+    def test_sketches(self):
+        self.resume({"kind": "sketch", "min_elements": 256, "share": 0.05})
+
     def test_low_rank(self):
         config = self.resume({"kind": "powersgd", "min_elements": 256})
         self.assertIn("factor.02/", self.succeed("checkpoint", "inspect", "out"))

@@ -59,6 +59,7 @@ class ContextTraffic(PreloadCase):
             "int4": ['comm.compression={"kind": "int4", "min_elements": 1024}', "parallel.zero=1"],
             "powersgd": ['comm.compression={"kind": "powersgd", "min_elements": 1024, "start_step": 1}'],
             "topk": ['comm.compression={"kind": "topk", "min_elements": 1024, "start_step": 1}'],
+            "sketch": ['comm.compression={"kind": "sketch", "min_elements": 1024, "start_step": 1}'],
             "zero-one": ["optimizer.type=zero-one-adam", "optimizer.freeze_step=1", "optimizer.clip_norm=0",
                          "optimizer.local_scaler=1", "optimizer.local_most=2"],
             "onebit": ["optimizer.type=onebit-adam", "optimizer.freeze_step=1", "optimizer.clip_norm=0"],

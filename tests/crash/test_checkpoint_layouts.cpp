@@ -13,6 +13,7 @@
 #include "catch.h"
 #include "fit/choose_step.h"
 #include "model_fixture.h"
+#include "parallel/gradient_sums.h"
 #include "some_cases.h"
 #include "step/plan_step.h"
 #include "train/run_state.h"

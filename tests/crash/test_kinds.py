@@ -45,6 +45,7 @@ KINDS = {
     "local-steps": {"parallel": {"local_steps": {"islands": 2, "every": 2, "outer": "nesterov"}}, "run": {"validate_every_steps": 4}},
     "int8-sums": {"comm": {"compression": {"kind": "int8", "min_elements": 1}}},
     "topk": {"comm": {"compression": {"kind": "topk", "min_elements": 1, "share": 0.1}}},
+    "sketch": {"comm": {"compression": {"kind": "sketch", "min_elements": 1, "share": 0.04}}},
     "powersgd": {"comm": {"compression": {"kind": "powersgd", "min_elements": 1, "rank": 1}}},
     "elastic": {"parallel": {"elastic": True, "zero": 1}, "batch": {"global": 12}, "ranks": (2, 3, 4, 5)},
     "elastic-pipeline": {"parallel": {"elastic": True, "pipeline": 2}, "batch": {"global": 12}, "ranks": (2, 4, 5),

@@ -26,6 +26,7 @@ namespace {
 
 const std::string int8 = R"(comm.compression={"kind": "int8", "min_elements": 1000})";
 const std::string largest = R"(comm.compression={"kind": "topk", "min_elements": 1000, "share": 0.05})";
+const std::string sketch = R"(comm.compression={"kind": "sketch", "min_elements": 1000, "share": 0.05, "rank": 3})";
 const std::string low_rank = R"(comm.compression={"kind": "powersgd", "min_elements": 1000, "rank": 3})";
 
 RunConfig config_of(std::vector<std::string> overrides, int64_t ranks) {
@@ -66,6 +67,11 @@ TEST_CASE("steps with compressed gradients use the planned memory, and their los
        .ranks = 4,
        .compression = largest,
        .norm_bound = 0.8},
+      {.overrides = {"parallel.zero=0", "model.tied_head=true"}, .ranks = 3, .compression = sketch, .norm_bound = 0.9},
+      {.overrides = {"parallel.zero=1", "parallel.tensor=2", "checkpoint.every_steps=2"},
+       .ranks = 4,
+       .compression = sketch,
+       .norm_bound = 0.9},
       {.overrides = {"parallel.zero=0"}, .ranks = 3},
       {.overrides = {"parallel.zero=1", "precision.compute=bf16", "precision.residual=fp32"}, .ranks = 2},
       {.overrides = {"parallel.zero=3", "parallel.tensor=2", "parallel.sequence=true"}, .ranks = 4},

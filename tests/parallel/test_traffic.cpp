@@ -10,6 +10,11 @@
 #include "catch.h"
 #include "counting_group.h"
 #include "model_fixture.h"
+#include "parallel/compressed_reducer.h"
+#include "parallel/gradient_sums.h"
+#include "parallel/low_rank_reducer.h"
+#include "parallel/sketch_reducer.h"
+#include "parallel/sparse_reducer.h"
 #include "ranks.h"
 #include "wrappers.h"
 
@@ -465,6 +470,11 @@ TEST_CASE("ranks that communicate by node send the bytes of the closed formulas"
   }
 }
 
+static int64_t sum_bytes(const LaneTraffic& all, Operation operation) {
+  const auto& of_ranks = all[static_cast<size_t>(LaneKind::gradients)][static_cast<size_t>(GroupKind::data)];
+  return of_ranks[static_cast<size_t>(operation)].sent_bytes;
+}
+
 // With one message for each piece of P ranks, a rank sends the messages of the others' pieces, and with ZeRO 0 its own
 // piece's to each of them. A unit without coded elements is summed as it is.
 TEST_CASE("ranks send the bytes of their messages of compressed gradients") {
@@ -498,25 +508,21 @@ TEST_CASE("ranks send the bytes of their messages of compressed gradients") {
       int64_t sent = 0, plain = 0, largest_sent = 0;
       for (size_t unit = 0; unit < messages.units.size(); ++unit) {
         plain += parameters.units[unit].piece_elements() * 4 * (layout.data - 1);
-        for (const SparseMatrix& matrix : messages.units[unit].sparse.matrices)
+        for (const SparseMatrix& matrix : messages.units[unit].as<UnitSparse>().matrices)
           largest_sent += ((matrix.count + 49) / 50) * 8 * (layout.data - 1);
-        for (int64_t peer = 0; peer < std::ssize(messages.units[unit].pieces); ++peer) {
+        for (int64_t peer = 0; peer < std::ssize(messages.units[unit].as<UnitPieces>().pieces); ++peer) {
           const int64_t own = rank / layout.tensor;
           if (peer == own) continue;
-          sent += messages.units[unit].pieces[static_cast<size_t>(peer)].bytes;
-          if (config.parallel.zero == 0) sent += messages.units[unit].pieces[static_cast<size_t>(own)].bytes;
+          sent += messages.units[unit].as<UnitPieces>().pieces[static_cast<size_t>(peer)].bytes;
+          if (config.parallel.zero == 0)
+            sent += messages.units[unit].as<UnitPieces>().pieces[static_cast<size_t>(own)].bytes;
         }
       }
       if (cuts_gradients(config.parallel.zero)) sent *= config.batch.accumulation;
-      const auto of = [&](const LaneTraffic& all, Operation operation) {
-        return all[static_cast<size_t>(LaneKind::gradients)][static_cast<size_t>(GroupKind::data)]
-                  [static_cast<size_t>(operation)]
-                      .sent_bytes;
-      };
       const auto index = static_cast<size_t>(rank);
       check_equal(traffic.counted[index], traffic.planned[index]);
-      CHECK(of(traffic.planned[index], Operation::all_to_all_v) == sent);
-      CHECK(of(traffic.planned[index], Operation::all_gather) == largest_sent);
+      CHECK(sum_bytes(traffic.planned[index], Operation::all_to_all_v) == sent);
+      CHECK(sum_bytes(traffic.planned[index], Operation::all_gather) == largest_sent);
       if (config.parallel.zero == 1) CHECK(sent < plain / 2);
     }
   }
@@ -555,36 +561,36 @@ TEST_CASE("islands send their weights in averagings only, and gradients in warm-
   }
 }
 
-// Ranks sum the left factors and all that is not coded, then the right factors.
-TEST_CASE("ranks send the bytes of the factors of their gradients") {
-  for (const std::string zero : {"0", "1"}) {
-    INFO("ZeRO " << zero);
+// Ranks sum the left factors, or sketches, and all that is not coded; then the right factors, or one element in 50.
+TEST_CASE("ranks send the bytes of the factors or sketches of their gradients") {
+  const std::string low_rank = R"("powersgd")", sketch = R"("sketch", "share": 0.02)";
+  for (const auto& [zero, kind] : {std::pair{"0", low_rank}, {"1", low_rank}, {"0", sketch}, {"1", sketch}}) {
+    INFO("ZeRO " << zero << ", " << kind);
     const RunConfig config = small_config(Family::gpt2,
-                                          {"batch.global=12", "batch.micro=2", "parallel.zero=" + zero,
-                                           R"(comm.compression={"kind": "powersgd", "min_elements": 1000})"},
+                                          {"batch.global=12", "batch.micro=2", std::string("parallel.zero=") + zero,
+                                           R"(comm.compression={"min_elements": 1000, "kind": )" + kind + "}"},
                                           3);
     const ModelSpec spec = make_spec(config.model);
     const std::vector<TensorShard> shards = shard_tensors(spec, {1, 0});
     const ParameterLayout parameters = make_layout(spec, shards, {3, 1});
     const GradientMessages messages = make_gradient_messages(config.comm.compression, spec, shards, parameters, 1);
     TrafficTable expected{};
-    for (size_t unit = 0; unit < messages.units.size(); ++unit) {
-      const UnitFactors& factors = messages.units[unit].factors;
+    for (const UnitMessages& unit : messages.units) {
+      if (!unit.is_coded()) continue;
+      const auto& factors = unit.as<UnitFactors>();
+      const auto& sketches = unit.as<UnitSketches>();
+      for (const SketchedMatrix& matrix : sketches.matrices) CHECK(matrix.kept == (matrix.count + 49) / 50);
       CountingGroup group(0, 3, expected);
-      if (factors.matrices.empty()) continue;
-      for (const int64_t elements : {factors.first_phase, factors.second_phase})
+      for (const int64_t elements :
+           {factors.first_phase + sketches.first_phase, factors.second_phase + sketches.second_phase})
         group.all_reduce(nullptr, elements, DType::f32, ReduceOp::sum);
     }
     const StepTraffic traffic = traffic_of(config, 3);
-    const auto of = [&](const LaneTraffic& all) {
-      return all[static_cast<size_t>(LaneKind::gradients)][static_cast<size_t>(GroupKind::data)]
-                [static_cast<size_t>(Operation::all_reduce)];
-    };
     int64_t plain = 0;
     for (const UnitRange& unit : parameters.units) plain += 2 * unit.piece_elements() * 4 * 2;
     for (size_t rank = 0; rank < 3; ++rank) {
       check_equal(traffic.counted[rank], traffic.planned[rank]);
-      const int64_t sent = of(traffic.planned[rank]).sent_bytes;
+      const int64_t sent = sum_bytes(traffic.planned[rank], Operation::all_reduce);
       CHECK(sent >= expected[static_cast<size_t>(Operation::all_reduce)].sent_bytes);
       CHECK(sent < plain / 2);
     }

@@ -8,6 +8,7 @@
 #include "ops/backend.h"
 #include "optim/types.h"
 #include "parallel/compressed_reducer.h"
+#include "parallel/gradient_sums.h"
 #include "parallel/groups.h"
 #include "parallel/parameters.h"
 

@@ -52,6 +52,8 @@ METHODS = {
                                    '"min_elements": 4096}'],
     "four ranks, sums of one in 100": ['comm.compression={"kind": "topk", "share": 0.01, "start_step": TENTH, '
                                        '"min_elements": 4096}'],
+    "four ranks, sums of sketches": ['comm.compression={"kind": "sketch", "share": 0.01, "start_step": TENTH, '
+                                     '"min_elements": 4096}'],
     # The second moments' decay of AdamW: 0.999 alone, the default of these two, costs 0.1 nats in so short a run.
     "four ranks, 1-bit Adam": ["optimizer.type=onebit-adam", "optimizer.freeze_step=FIFTH",
                                "optimizer.betas=[0.9, 0.95]"],

@@ -1,7 +1,9 @@
-// Ops on the largest elements of a vector.
+// Ops on the largest elements of a vector and on sketches of it.
+#include <algorithm>
 #include <array>
 #include <bit>
 #include <cstdint>
+#include <vector>
 
 #include "ops/cpu/cpu_ops.h"
 
@@ -61,6 +63,47 @@ void cpu_run(const AddAt& op, const CpuContext&) {
   const auto* const values = op.values.as<const float>();
   auto* const to = op.to.as<float>();
   for (int64_t i = 0; i < op.indices.cols; ++i) to[indices[i]] += op.factor * values[i];
+}
+
+void cpu_run(const TakeAt& op, const CpuContext&) {
+  const auto* const indices = op.indices.as<const int32_t>();
+  for (int64_t i = 0; i < op.indices.cols; ++i) op.values.as<float>()[i] = op.from.as<const float>()[indices[i]];
+}
+
+void cpu_run(const CountSketch& op, const CpuContext& context) {
+  const auto* const x = op.x.as<const float>();
+  parallel_shares(context.num_threads, op.table.rows, [&](int64_t first, int64_t end) {
+    for (int64_t r = first; r < end; ++r) {
+      float* const row = op.table.as<float>() + r * op.table.stride;
+      std::fill_n(row, op.table.cols, 0.0F);
+      const SketchRow hash(op.key, op.state->updates, r);
+      for (int64_t i = 0; i < op.x.cols; ++i) {
+        const SketchRow::Place place = hash.of(i, op.table.cols);
+        row[place.column] += place.is_negative ? -x[i] : x[i];
+      }
+    }
+  });
+}
+
+void cpu_run(const EstimateSketch& op, const CpuContext& context) {
+  const int64_t rows = op.table.rows;
+  std::vector<SketchRow> hashes;
+  for (int64_t r = 0; r < rows; ++r) hashes.emplace_back(op.key, op.state->updates, r);
+  parallel_shares(context.num_threads, op.estimates.cols, [&](int64_t first, int64_t end) {
+    std::array<float, most_sketch_rows> sorted{};
+    for (int64_t i = first; i < end; ++i) {
+      for (int64_t r = 0; r < rows; ++r) {
+        const SketchRow::Place place = hashes[r].of(i, op.table.cols);
+        const float entry = op.table.as<const float>()[r * op.table.stride + place.column];
+        const float value = place.is_negative ? -entry : entry;
+        int64_t at = r;
+        for (; at > 0 && value < sorted[at - 1]; --at) sorted[at] = sorted[at - 1];
+        sorted[at] = value;
+      }
+      const float upper = sorted[rows / 2];
+      op.estimates.as<float>()[i] = rows % 2 == 1 ? upper : 0.5F * (sorted[rows / 2 - 1] + upper);
+    }
+  });
 }
 
 }  // namespace gptrain::ops

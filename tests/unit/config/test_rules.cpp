@@ -333,7 +333,7 @@ TEST_CASE("a key that would have no effect is refused") {
         "comm.compression = {...}: needs precision.gradients = \"fp32\", in which errors are added to gradients (try "
         "{})");
   CHECK(fault({R"(comm.compression={"kind":"int8","rank":2})"}) ==
-        "comm.compression = {...}: has a rank, which only kind \"powersgd\" reads (try {})");
+        "comm.compression = {...}: has a rank, which only kinds \"powersgd\" and \"sketch\" read (try {})");
   const std::string low_rank = R"(comm.compression={"kind":"powersgd"})";
   CHECK(fault({low_rank, "parallel.zero=2"}) ==
         "comm.compression = {...}: of kind \"powersgd\" needs parallel.zero = 0 or 1, as it sums whole matrices once a "
@@ -342,7 +342,7 @@ TEST_CASE("a key that would have no effect is refused") {
         "comm.compression = {...}: of kind \"powersgd\" needs parallel.tensor = 1, as it sums whole matrices (try "
         "{\"kind\": \"int8\"})");
   CHECK(fault({R"(comm.compression={"kind":"int8","share":0.1})"}) ==
-        "comm.compression = {...}: has a share, which only kind \"topk\" reads (try {})");
+        "comm.compression = {...}: has a share, which only kinds \"topk\" and \"sketch\" read (try {})");
   CHECK(fault({R"(comm.compression={"kind":"topk","error":false})"}) ==
         "comm.compression = {...}: of kind \"topk\" needs error = true: without the errors, small elements would never "
         "be "
@@ -354,6 +354,18 @@ TEST_CASE("a key that would have no effect is refused") {
   CHECK(refusal(base, {R"(comm.compression={"kind":"topk","share":0.25})", "parallel.zero=1"}, 2) ==
         "comm.compression = {...}: of kind \"topk\" needs a share below 0.25 to send less than plain sums of 2 data "
         "ranks do (try {\"kind\": \"topk\", \"share\": 0.062})");
+  CHECK(fault({R"(comm.compression={"kind":"sketch","error":false})"}) ==
+        "comm.compression = {...}: of kind \"sketch\" needs error = true: without the errors, all other elements would "
+        "be lost (try {})");
+  CHECK(fault({R"(comm.compression={"kind":"sketch"})", "parallel.zero=3"})
+            .starts_with("comm.compression = {...}: of kind \"sketch\" needs parallel.zero = 0 or 1, as it sums whole "
+                         "matrices once a step (parallel.zero = 3)"));
+  // The sketch has six columns and each sum one value for each element.
+  CHECK(
+      refusal(base, {R"(comm.compression={"kind":"sketch","share":0.072,"rank":3})", "parallel.zero=1"}, 2) ==
+      "comm.compression = {...}: of kind \"sketch\" needs a share below 0.0714 to send less than plain sums of 2 data "
+      "ranks do (try {\"kind\": \"sketch\", \"share\": 0.018})");
+  CHECK(refusal(base, {R"(comm.compression={"kind":"sketch","share":0.071,"rank":3})", "parallel.zero=1"}, 2) == "");
   CHECK(fault({R"(comm.compression={"kind":"powersgd","error":false})"}) ==
         "comm.compression = {...}: of kind \"powersgd\" needs error = true: without the errors, most of each gradient "
         "would be lost (try {})");

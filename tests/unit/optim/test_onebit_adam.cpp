@@ -109,7 +109,7 @@ class Rank : testing::SummingRank {
 
   std::vector<Block> blocks(int64_t unit) const {
     std::vector<Block> found;
-    for (const PieceMessage& piece : messages_of(unit).pieces)
+    for (const PieceMessage& piece : messages_of(unit).as<UnitPieces>().pieces)
       for (const MessageRun& run : piece.runs)
         for (int64_t first = 0; run.is_coded() && first < run.count; first += code_block)
           found.push_back({run.first + first, std::min(code_block, run.count - first)});

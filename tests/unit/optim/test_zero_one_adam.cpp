@@ -12,6 +12,7 @@
 #include "catch.h"
 #include "config/zero_one_steps.h"
 #include "model_fixture.h"
+#include "parallel/compressed_reducer.h"
 #include "parallel/parameter_exchange.h"
 #include "summing_rank.h"
 
@@ -95,7 +96,7 @@ class Rank : testing::SummingRank {
 
   void compare(const nlohmann::json& parts) const {
     std::vector<std::vector<int64_t>> runs;
-    for (const PieceMessage& piece : messages_of(unit).pieces)
+    for (const PieceMessage& piece : messages_of(unit).as<UnitPieces>().pieces)
       for (const MessageRun& run : piece.runs)
         if (run.is_coded()) runs.push_back({run.first, run.count});
     std::vector<std::vector<int64_t>> expected;

@@ -13,8 +13,10 @@
 #include "model_fixture.h"
 #include "ops/backend.h"
 #include "parallel/compressed_reducer.h"
+#include "parallel/gradient_sums.h"
 #include "parallel/low_rank_reducer.h"
 #include "parallel/parameter_exchange.h"
+#include "parallel/sketch_reducer.h"
 #include "parallel/sparse_reducer.h"
 #include "summing_rank.h"
 
@@ -75,7 +77,7 @@ class Rank : testing::SummingRank {
   // Checks sums of the first block's matrices against those that PyTorch found in float64.
   void check_reference(const nlohmann::json& golden) {
     constexpr int64_t unit = 1;
-    const std::vector<LowRankMatrix>& matrices = messages_.units[unit].factors.matrices;
+    const std::vector<LowRankMatrix>& matrices = messages_.units[unit].as<UnitFactors>().matrices;
     expect(matrices.size() == golden.at("shapes").size(), "another number of matrices");
     for (size_t m = 0; m < matrices.size(); ++m) {
       expect(golden.at("shapes")[m] == nlohmann::json::array({matrices[m].rows, matrices[m].cols}),
@@ -113,12 +115,12 @@ class Rank : testing::SummingRank {
     const auto gradient = [&](const LowRankMatrix& matrix, int64_t i, int64_t rank) {
       return reference_gradient(matrix.tensor, i, matrix.cols, rank, 0, products);
     };
-    for (const LowRankMatrix& matrix : messages_.units[unit].factors.matrices)
+    for (const LowRankMatrix& matrix : messages_.units[unit].as<UnitFactors>().matrices)
       for (int64_t i = 0; i < matrix.rows * matrix.cols; ++i) gradients[matrix.first + i] = gradient(matrix, i, rank_);
     exchange.begin_sum(unit, of);
     exchange.go_on_with_sum(unit, of);
     exchange.await_sum(unit, of, 0);
-    for (const LowRankMatrix& matrix : messages_.units[unit].factors.matrices) {
+    for (const LowRankMatrix& matrix : messages_.units[unit].as<UnitFactors>().matrices) {
       double off = 0, size = 0;
       for (int64_t i = 0; i < matrix.rows * matrix.cols; ++i) {
         double sum = 0;
@@ -130,13 +132,36 @@ class Rank : testing::SummingRank {
     }
   }
 
+  // Checks sums of sketches of gradients of which one element in 200 is not 0.
+  void check_few() {
+    constexpr int64_t unit = 1;
+    ParameterExchange exchange = make_exchange();
+    std::vector<std::byte> buffer(static_cast<size_t>(messages_.units[unit].buffer_bytes()));
+    const ParameterExchange::Gradients of{store_->whole(unit).gradients, buffer.data()};
+    auto* const gradients = reinterpret_cast<float*>(of.whole);
+    const auto gradient = [](int64_t i, int64_t rank) {
+      return i % 200 == 3 ? static_cast<float>(1 + (i / 200 + rank) % 5) : 0.0F;
+    };
+    for (int64_t i = 0; i < range(unit).elements; ++i) gradients[i] = gradient(i, rank_);
+    exchange.begin_sum(unit, of);
+    exchange.go_on_with_sum(unit, of);
+    exchange.await_sum(unit, of, 0);
+    exchange.end_step(unit);
+    expect(!messages_of(unit).as<UnitSketches>().matrices.empty(), "nothing is sketched");
+    for (int64_t i = 0; i < range(unit).elements; ++i) {
+      float sum = 0;
+      for (int64_t rank = 0; rank < num_ranks; ++rank) sum += gradient(i, rank);
+      expect(gradients[i] == sum, "element " + std::to_string(i) + " is " + std::to_string(gradients[i]));
+    }
+    expect(std::all_of(residuals_.begin(), residuals_.end(), [](float error) { return error == 0; }),
+           "errors are left");
+  }
+
  private:
   ParameterExchange make_exchange() {
     compression_ = std::make_unique<GradientCompression>(compression());
     return {*store_, groups_, *backend_, nullptr, [this](const ReductionContext& context, ReplicaGroup) {
-              if (messages_.is_sparse()) return make_sparse_reducer(context, *compression_);
-              return messages_.is_low_rank() ? make_low_rank_reducer(context, *compression_)
-                                             : make_compressed_reducer(context, *compression_);
+              return gradient_sum(messages_.kind).make_reducer(context, *compression_);
             }};
   }
 
@@ -193,12 +218,14 @@ class Rank : testing::SummingRank {
       for (int64_t i = 0; i < count; ++i)
         errors[static_cast<size_t>(first + i)] = static_cast<double>(residuals_[static_cast<size_t>(residual + i)]);
     };
-    for (const PieceMessage& piece : messages_of(unit).pieces)
+    for (const PieceMessage& piece : messages_of(unit).as<UnitPieces>().pieces)
       for (const MessageRun& run : piece.runs)
         if (run.is_coded()) take_errors(run.first, run.count, run.residual);
-    for (const LowRankMatrix& matrix : messages_of(unit).factors.matrices)
+    for (const LowRankMatrix& matrix : messages_of(unit).as<UnitFactors>().matrices)
       take_errors(matrix.first, matrix.rows * matrix.cols, matrix.residual);
-    for (const SparseMatrix& matrix : messages_of(unit).sparse.matrices)
+    for (const SparseMatrix& matrix : messages_of(unit).as<UnitSparse>().matrices)
+      take_errors(matrix.first, matrix.count, matrix.residual);
+    for (const SketchedMatrix& matrix : messages_of(unit).as<UnitSketches>().matrices)
       take_errors(matrix.first, matrix.count, matrix.residual);
     Lane& lane = groups_.lane(LaneKind::gradients);
     Communicator* const data = groups_.group(LaneKind::gradients, GroupKind::data);
@@ -263,13 +290,25 @@ TEST_CASE("sums of a low rank and the errors that ranks keep are together the su
 
 TEST_CASE("sums of the largest elements and the errors that ranks keep are together the sums of all gradients") {
   for (const std::string zero : {"0", "1"}) {
-    INFO("ZeRO " << zero);
-    const RunConfig config = small_config(Family::gpt2,
-                                          {"batch.global=6", "batch.micro=1", "parallel.zero=" + zero,
-                                           R"(comm.compression={"kind": "topk", "min_elements": 500, "share": 0.03})"},
-                                          num_ranks);
-    CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_steps(); }));
+    for (const std::string kind : {"topk", "sketch"}) {
+      INFO("ZeRO " << zero << ", " << kind);
+      const RunConfig config =
+          small_config(Family::gpt2,
+                       {"batch.global=6", "batch.micro=1", "parallel.zero=" + zero,
+                        R"(comm.compression={"kind": ")" + kind + R"(", "min_elements": 500, "share": 0.03})"},
+                       num_ranks);
+      CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_steps(); }));
+    }
   }
+}
+
+TEST_CASE("sketches find the few elements that ranks have gradients of, and sum them as plain sums do") {
+  const RunConfig config =
+      small_config(Family::gpt2,
+                   {"batch.global=6", "batch.micro=1", "parallel.zero=0",
+                    R"(comm.compression={"kind": "sketch", "min_elements": 500, "share": 0.04, "rank": 7})"},
+                   num_ranks);
+  CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_few(); }));
 }
 
 TEST_CASE("sums of a low rank are those of PyTorch's powerSGD_hook") {
@@ -313,7 +352,7 @@ TEST_CASE("messages have each element of a piece once, coded or in f32") {
     }
     for (size_t unit = 0; unit < messages.units.size(); ++unit) {
       int64_t next = 0;
-      for (const PieceMessage& piece : messages.units[unit].pieces) {
+      for (const PieceMessage& piece : messages.units[unit].as<UnitPieces>().pieces) {
         int64_t bytes = 0;
         for (const MessageRun& run : piece.runs) {
           CHECK(run.first == next);
@@ -324,9 +363,9 @@ TEST_CASE("messages have each element of a piece once, coded or in f32") {
           CHECK(run.values + values <= piece.bytes);
         }
         CHECK(piece.bytes == bytes);
-        CHECK(piece.bytes <= messages.units[unit].stride);
+        CHECK(piece.bytes <= messages.units[unit].as<UnitPieces>().stride);
       }
-      CHECK((next == layout.units[unit].elements || messages.units[unit].pieces.empty()));
+      CHECK((next == layout.units[unit].elements || messages.units[unit].as<UnitPieces>().pieces.empty()));
     }
     CHECK(coded == expected);
   }

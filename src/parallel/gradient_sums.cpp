@@ -1,0 +1,81 @@
+#include "parallel/gradient_sums.h"
+
+#include <algorithm>
+
+#include "parallel/compressed_reducer.h"
+#include "parallel/low_rank_reducer.h"
+#include "parallel/sketch_reducer.h"
+#include "parallel/sparse_reducer.h"
+
+namespace gptrain::inline parallel {
+namespace {
+
+// In the order of GradientCodec.
+constexpr EnumArray<GradientCodec, const GradientSum*, num_gradient_codecs> functions = {
+    {nullptr, &coded_sum, &coded_sum, &low_rank_sum, &sparse_sum, &sketch_sum, &signs_sum}};
+
+bool all_owned(const TensorShard& shard) {
+  return !shard.boxes.empty() &&
+         std::all_of(shard.boxes.begin(), shard.boxes.end(), [](const ShardBox& box) { return box.owned; });
+}
+
+}  // namespace
+
+const GradientSum& gradient_sum(GradientCodec kind) { return *functions[kind]; }
+
+bool codes_gradients(const CompressionConfig& compression, const TensorSpec& tensor, int64_t tensor_ranks) {
+  if (!compression.is_on() || !tensor.is_matrix() || tensor.count() < compression.min_elements) return false;
+  const GradientSum& sum = gradient_sum(compression.kind);
+  if (sum.takes != nullptr && !sum.takes(compression, tensor)) return false;
+  return tensor_ranks == 1 || (tensor.split != Split::none && shard_of(tensor, {tensor_ranks, 0}).shared_kv_count == 0);
+}
+
+GradientMessages make_gradient_messages(const CompressionConfig& compression, const ModelSpec& spec,
+                                        const std::vector<TensorShard>& shards, const ParameterLayout& layout,
+                                        int64_t tensor_ranks) {
+  GradientMessages messages{.kind = compression.kind, .bits = compression.facts().bits};
+  messages.units.resize(layout.units.size());
+  for (size_t unit = 0; unit < layout.units.size(); ++unit) {
+    const UnitRange& range = layout.units[unit];
+    UnitMessages& of_unit = messages.units[unit];
+    of_unit.first_residual = messages.num_residuals;
+    if (range.elements == 0 || range.pieces == 1) continue;
+    std::vector<CodedTensor> coded;
+    for (auto i = static_cast<size_t>(range.first_tensor);
+         i < static_cast<size_t>(range.first_tensor + range.num_tensors); ++i) {
+      if (!codes_gradients(compression, spec.tensors[i], tensor_ranks) || !all_owned(shards[i])) continue;
+      const Segment& segment = layout.segments[i];
+      coded.push_back({.tensor = static_cast<int64_t>(i),
+                       .first = segment.offset - range.offset,
+                       .count = segment.count,
+                       .residual = messages.num_residuals});
+      for (const ShardBox& box : shards[i].boxes)
+        messages.boxes.push_back({.tensor = static_cast<int64_t>(i),
+                                  .offset = box.offset,
+                                  .shape = box.shape,
+                                  .first = messages.num_residuals + box.local_offset});
+      messages.num_residuals += whole_units(segment.count);
+    }
+    if (coded.empty()) continue;
+    std::sort(coded.begin(), coded.end(), [](const CodedTensor& a, const CodedTensor& b) { return a.first < b.first; });
+    of_unit.layout =
+        gradient_sum(compression.kind)
+            .lay_out({.compression = compression, .spec = spec, .range = range, .tensors = coded}, messages);
+    of_unit.num_residuals = messages.num_residuals - of_unit.first_residual;
+  }
+  return messages;
+}
+
+int64_t all_residual_bytes(const CompressionConfig& compression, const ModelSpec& spec, int64_t tensor_ranks,
+                           int64_t data_ranks) {
+  if (!compression.error || data_ranks == 1) return 0;
+  int64_t elements = 0;
+  for (const TensorSpec& tensor : spec.tensors) {
+    if (!codes_gradients(compression, tensor, tensor_ranks)) continue;
+    elements += data_ranks * tensor.count();
+    if (compression.facts().has_factors) elements += compression.rank * tensor.shape.back();
+  }
+  return elements * dtype_bytes(DType::f32);
+}
+
+}  // namespace gptrain::parallel
