@@ -66,10 +66,8 @@ Model::Model(const StepShape& shape, const ModelSpec& spec, const std::vector<Te
   }
 }
 
-int64_t Model::stream_gradient_bytes() const {
-  const bool with_amax = std::any_of(layers_.begin(), layers_.end(), [](const std::shared_ptr<Layer>& layer) {
-    return layer->records().wants_output_gradient_amax;
-  });
+int64_t Model::stream_gradient_bytes(int64_t unit) const {
+  const bool with_amax = records(unit).wants_output_gradient_amax;
   return stream_bytes() + (with_amax ? align_up(context_.stream_gradient_amax(nullptr).bytes()) : 0);
 }
 

@@ -121,7 +121,7 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
     of(BufferKind::saved_for_input).push_back(records.saved_for_input_bytes);
     of(BufferKind::saved_for_weight).push_back(records.saved_for_weight_bytes);
     of(BufferKind::gradients).push_back(records.gradients_bytes);
-    of(BufferKind::stream_gradient).push_back(model.stream_gradient_bytes());
+    of(BufferKind::stream_gradient).push_back(model.stream_gradient_bytes(unit));
     // Buffers that the schedule does not use get 0 bytes, so that ranks that differ only there share a program.
     of(BufferKind::weights).push_back(parameters.weights);
     of(BufferKind::prepared_weights).push_back(records.fp8_weights_bytes);

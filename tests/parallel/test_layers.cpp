@@ -188,8 +188,10 @@ class Player {
         return records.gradients_bytes;
       case Operand::batch:
         return model_.shape().micro_batch().bytes();
+      case Operand::d_output:
+        return model_.stream_gradient_bytes(unit);
       default:
-        return model_.stream_gradient_bytes();
+        return model_.stream_bytes();
     }
   }
 
@@ -483,6 +485,18 @@ TEST_CASE("what a block saves lies in the record of its last reader") {
                                                        "ffn.out.dy", "norm1.sums", "norm1.sums", "norm2.sums",
                                                        "norm2.sums"});
   CHECK(!dropped.use(backward_weight).reads.contains(Operand::d_output));
+}
+
+TEST_CASE("only where a layer reads the amax of its output's gradient is there memory for it") {
+  const RunConfig config =
+      small_config(Family::gpt2, {"model.hidden_size=64", "model.num_heads=4", "model.ffn_hidden_size=128",
+                                  "model.sequence_length=20", "precision.compute=bf16",
+                                  "precision.weight_gradients=fp8", "run.device=auto"});
+  OneRank rank(config);
+  const Player player(config, rank.groups);
+  const Model& model = player.model();
+  CHECK(model.stream_gradient_bytes(0) == model.stream_bytes());
+  CHECK(model.stream_gradient_bytes(1) == model.stream_bytes() + align_up(amax_parts * dtype_bytes(DType::f32)));
 }
 
 }  // namespace test_layers
