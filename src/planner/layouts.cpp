@@ -80,11 +80,12 @@ void for_each_pipeline(const RunConfig& config, int64_t stages, const Body& body
   }
 }
 
-// Calls body(kind, interval) for each recomputation that a search tries.
+// Calls body(kind, interval) for each recomputation that a search tries: "ffn" only if the config asks for it.
 template <typename Body>
-void for_each_recomputation(int64_t layers, const Body& body) {
+void for_each_recomputation(int64_t layers, RecomputeKind of_config, const Body& body) {
   for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::block})
     body(kind, int64_t{0});
+  if (of_config == RecomputeKind::ffn) body(RecomputeKind::ffn, int64_t{0});
   for (const int64_t interval : recompute_intervals)
     if (interval < layers) body(RecomputeKind::every_nth, interval);
 }
@@ -93,7 +94,7 @@ void for_each_recomputation(int64_t layers, const Body& body) {
 // allow the combination.
 std::vector<RunLayout> allowed_layouts(const RunConfig& config, RunLayout layout) {
   std::vector<RunLayout> allowed;
-  for_each_recomputation(config.model.num_layers, [&](RecomputeKind kind, int64_t interval) {
+  for_each_recomputation(config.model.num_layers, config.memory.recompute, [&](RecomputeKind kind, int64_t interval) {
     layout.recompute = kind;
     layout.recompute_interval = interval;
     for (const bool sequence : {false, true}) {
