@@ -278,6 +278,7 @@ std::span<const Aliases> word_aliases() {
       {"wsd", {"warmup_stable_decay"}},
       {"none", {"no", "off"}},
       {"block", {"full", "all", "uniform"}},
+      {"ffn", {"mlp", "moe"}},
       {"cuda", {"gpu", "nvidia"}},
   };
   return table;

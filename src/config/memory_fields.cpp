@@ -86,16 +86,19 @@ void add_memory_fields(std::vector<Field>& table) {
   table.insert(
       table.end(),
       {
-          words<M, RecomputeKind>("memory.recompute", &RunConfig::memory, &M::recompute,
-                                  {{"none", RecomputeKind::none},
-                                   {"selective", RecomputeKind::selective},
-                                   {"block", RecomputeKind::block},
-                                   {"every_nth", RecomputeKind::every_nth},
-                                   {"optimal", RecomputeKind::optimal}},
-                                  {},
-                                  "parts that the backward pass recomputes: none; selective (attention, norms and "
-                                  "activation of each block, but no linear); block (whole blocks); every_nth (every "
-                                  "n-th block); optimal (what takes the least time within activation_budget)")
+          words<M, RecomputeKind>(
+              "memory.recompute", &RunConfig::memory, &M::recompute,
+              {{"none", RecomputeKind::none},
+               {"selective", RecomputeKind::selective},
+               {"ffn", RecomputeKind::ffn},
+               {"block", RecomputeKind::block},
+               {"every_nth", RecomputeKind::every_nth},
+               {"optimal", RecomputeKind::optimal}},
+              {},
+              "parts that the backward pass recomputes: none; selective (attention, norms and "
+              "activation of each block, but no linear); ffn (norms and FFN or experts of each block, but no "
+              "attention); block (whole blocks); every_nth (every "
+              "n-th block); optimal (what takes the least time within activation_budget)")
               .changeable(),
           field("memory.recompute_interval", &RunConfig::memory, &M::recompute_interval, IntegerRule{1, 10'000, {}},
                 "n of every_nth: blocks 0, n, 2n, ... are recomputed")

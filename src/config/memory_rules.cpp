@@ -32,10 +32,12 @@ class MemoryRules : Rules {
     const int64_t bits = config_.memory.saved_inputs;
     if (!sound({"memory.saved_inputs"}) || bits == 16) return;
     if (bits != 8) return fault("memory.saved_inputs", "must be 16 or 8", "8");
-    if (sound({"memory.recompute"}) && config_.memory.recompute == RecomputeKind::selective)
+    const RecomputeKind recompute = config_.memory.recompute;
+    if (sound({"memory.recompute"}) && (recompute == RecomputeKind::selective || recompute == RecomputeKind::ffn))
       fault("memory.saved_inputs",
-            "cannot be combined with memory.recompute = \"selective\", which runs a norm again from an input that must "
-            "be exact",
+            fmt::format("cannot be combined with memory.recompute = \"{}\", which runs a norm again from an input that "
+                        "must be exact",
+                        recompute == RecomputeKind::ffn ? "ffn" : "selective"),
             "16");
     if (const std::string fp8 = fp8_key(); !fp8.empty())
       fault("memory.saved_inputs", "cannot be combined with " + fp8 + " = \"fp8\", which saves inputs in 8 bits itself",

@@ -156,9 +156,11 @@ void RecomputeCosts::make_chains(const StepPlan& whole, const PassSeconds* in_pa
   const Stages& stages = whole_.options.stages;
   for (int32_t chunk = 0; chunk < stages.shape.chunks(); ++chunk) {
     if (stages.stage_of_chunk(chunk) != stages.stage) continue;
-    const int64_t stream = unit_bytes(whole_.bytes, BufferKind::stream_gradient, 0);
+    const std::vector<int64_t>& gradients = whole_.bytes[BufferKind::stream_gradient];
     const int32_t first = stages.first_unit(chunk), end = stages.end_unit(chunk);
-    Chain chain{.units = {}, .input_bytes = first > 0 ? stream : 0, .gradient_bytes = stream};
+    Chain chain{.units = {},
+                .input_bytes = first > 0 ? unit_bytes(whole_.bytes, BufferKind::stream, first - 1) : 0,
+                .gradient_bytes = *std::max_element(gradients.begin(), gradients.end())};
     for (int32_t unit = first; unit < end; ++unit) {
       ChainUnit& made = chain.units.emplace_back(chain_unit(unit, whole, in_parts));
       if (!may_offload_ || whole_.options.units[unit].kind != UnitKind::block) continue;

@@ -66,11 +66,12 @@ inline std::vector<std::string> untried_methods(const StepConfig& config, const 
   };
   const PrecisionConfig& precision = config.precision;
   const bool selective = memory.recompute == RecomputeKind::selective;
+  const bool runs_norms_again = selective || memory.recompute == RecomputeKind::ffn;
   add(config.optimizer.type == OptimizerKind::adamw, saving::moments);
   add(precision.compute == DType::bf16 && !precision.pure, saving::pure);
   add(precision.compute == DType::f32, target.bf16_products ? "precision.compute=bf16" : "precision.compute=fp16");
   add(precision.pure && precision.gradients == DType::f32, saving::gradients);
-  add(memory.saved_inputs == 16 && !selective, saving::inputs);
+  add(memory.saved_inputs == 16 && !runs_norms_again, saving::inputs);
   add(!is_gated(config.model.activation) && memory.activation_bits == 16 && !selective, saving::activation);
   return settings;
 }
@@ -81,7 +82,7 @@ inline bool has_untried_host(const StepConfig& config, const MemoryConfig& memor
 }
 
 // The first method is the config as it is.
-constexpr std::array<SavingMethod, 23> saving_methods = {{
+constexpr std::array<SavingMethod, 24> saving_methods = {{
     {"as given", {}},
     {"8-bit AdamW", {saving::moments}},
     // Resets betas and eps, which AdamW and Adafactor use differently.
@@ -94,6 +95,7 @@ constexpr std::array<SavingMethod, 23> saving_methods = {{
     {"3-bit GELU, 8-bit inputs", {saving::activation, saving::inputs}},
     {"projected inputs, 20%", {R"(memory.linear_projection={"kind": "rademacher", "share": 0.2})"}},
     {"recompute selective", {"memory.recompute=selective"}},
+    {"recompute ffn", {"memory.recompute=ffn"}},
     {"recompute block", {"memory.recompute=block"}},
     {"recompute optimal", {"memory.recompute=optimal"}},
     {"recompute and offload optimal", {"memory.recompute=optimal", "memory.offload_activations=optimal"}},

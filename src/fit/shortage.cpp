@@ -19,6 +19,7 @@
 #include "fit/recompute_costs.h"
 #include "fit/saving_methods.h"
 #include "fit/step_times.h"
+#include "model/spec/layer_kinds.h"
 
 namespace gptrain::inline fit {
 namespace {
@@ -93,6 +94,10 @@ class Remedies {
     if (memory.recompute == RecomputeKind::none)
       add("memory.recompute = \"selective\"", outcome_of(RecomputeKind::selective),
           [](RunConfig& run) { run.memory.recompute = RecomputeKind::selective; });
+    if ((memory.recompute == RecomputeKind::none || memory.recompute == RecomputeKind::selective) &&
+        attention_outweighs_ffn(step_.model))
+      add("memory.recompute = \"ffn\"", outcome_of(RecomputeKind::ffn),
+          [](RunConfig& run) { run.memory.recompute = RecomputeKind::ffn; });
     if (memory.recompute != RecomputeKind::block && memory.offload != offload::optimal)
       add("memory.recompute = \"block\"" + resets(), outcome_of(RecomputeKind::block),
           [](RunConfig& run) { run.memory.recompute = RecomputeKind::block; });

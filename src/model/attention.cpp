@@ -51,7 +51,8 @@ AttentionBranch::AttentionBranch(const LayerContext& context, LayerLayout& layou
                    {.layer = static_cast<uint32_t>(layer),
                     .site = 0,
                     .norm = norm_tensors(tensors, "norm1"),
-                    .norm_after = norm_tensors(tensors, "norm1_after")}),
+                    .norm_after = norm_tensors(tensors, "norm1_after"),
+                    .save_after = &LayerLayout::save_product_of_attention}),
       q_norm_(tensors.find("attention.q_norm.weight")),
       k_norm_(tensors.find("attention.k_norm.weight")),
       sinks_(tensors.find("attention.sinks")),
@@ -62,12 +63,12 @@ AttentionBranch::AttentionBranch(const LayerContext& context, LayerLayout& layou
   // A core that exchanges tokens for heads saves the operands itself.
   const bool saves_operands = !context.context.is_split() || context.context.is_ring();
   if (saves_operands || model().qk_norm || layout.keeps_products())
-    fused_ = layout.save_product({"attention.qkv", c, n, q_width() + 2 * kv_width()});
+    fused_ = layout.save_product_of_attention({"attention.qkv", c, n, q_width() + 2 * kv_width()});
   if (model().qk_norm) {
-    if (saves_operands) normed_ = layout.save({"attention.qk_normed", c, n, q_width() + kv_width()});
-    head_rstd_ = layout.save({"attention.qk_rstd", DType::f32, n, num_heads() + num_kv_heads()});
+    if (saves_operands) normed_ = layout.save_attention({"attention.qk_normed", c, n, q_width() + kv_width()});
+    head_rstd_ = layout.save_attention({"attention.qk_rstd", DType::f32, n, num_heads() + num_kv_heads()});
   }
-  const LayerLayout::Field o = layout.save({"attention.o", c, n, q_width(), input_codec(context)});
+  const LayerLayout::Field o = layout.save_attention({"attention.o", c, n, q_width(), input_codec(context)});
   attention_ = make_saved_matrix(context, layout, o);
   core_ =
       make_attention_core(context, layout, {.layer = layer, .sinks = sinks_, .head_sums = head_sums_, .sinks_sum = 2});
@@ -122,6 +123,7 @@ TensorRows::Ticket AttentionBranch::run(const LayerCall& call, const NormInput& 
 
 void AttentionBranch::recompute_core(const LayerCall& call) {
   WorkspaceFrame frame(*call.workspace);
+  if (layout_.keeps_attention()) return out_->keep_input(call, {attention_->read(call, frame)});
   const Matrix qkv = fused(call, frame);
   const QueryKeyValue ready = operands(call, qkv, frame);
   // Without QK-norm, forward has transformed the `saved_for_recompute` matrix in place.

@@ -62,9 +62,9 @@ class AttentionByHeads final : public AttentionCore {
 AttentionByHeads::AttentionByHeads(const LayerContext& context, LayerLayout& layout, const Design& design)
     : AttentionCore(context, layout, design) {
   const int64_t rows = context.shape.batch * context.shape.sequence_length;
-  qkv_ = layout.save({"attention.qkv_of_heads", context.compute(), rows, q_width() + 2 * kv_width()});
+  qkv_ = layout.save_attention({"attention.qkv_of_heads", context.compute(), rows, q_width() + 2 * kv_width()});
   if (input_codec(context) == Codec::plain)
-    o_ = layout.save({"attention.o_of_heads", context.compute(), rows, q_width()});
+    o_ = layout.save_attention({"attention.o_of_heads", context.compute(), rows, q_width()});
 }
 
 template <typename Body>

@@ -56,7 +56,7 @@ AttentionCore::AttentionCore(const LayerContext& context, LayerLayout& layout, c
       first_head_(context.tensor.rank() * tensor_rank_heads(context).queries + first_of_tensor_rank(context)) {
   const StepShape& shape = context.shape;
   const int64_t queries = context.context.is_ring() ? shape.token_rows().length : shape.sequence_length;
-  lse_ = layout.save({"attention.lse", DType::f32, shape.batch * heads_.queries, queries});
+  lse_ = layout.save_attention({"attention.lse", DType::f32, shape.batch * heads_.queries, queries});
 }
 
 Dropout AttentionCore::dropout(const LayerCall& call) const {

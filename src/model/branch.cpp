@@ -9,10 +9,10 @@ Branch::Branch(const LayerContext& context, LayerLayout& layout, const Design& d
       norm_(context, layout, design.norm),
       site_(design.site) {
   if (!design.norm_after.gamma.given()) return;
-  after_ = std::make_unique<Norm>(context, layout, design.norm_after, true);
+  after_ = std::make_unique<Norm>(context, layout, design.norm_after, design.save_after);
   const SavedTensor x{design.norm_after.name + ".x", context.compute(), context.tensor.own_rows(),
                       context.shape.model.hidden_size, input_codec(context)};
-  after_x_ = make_saved_matrix(context, layout, layout.save_product(x));
+  after_x_ = make_saved_matrix(context, layout, (layout.*design.save_after)(x));
 }
 
 Dropout Branch::dropout(const LayerCall& call) const {

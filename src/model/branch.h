@@ -36,8 +36,8 @@ class Branch {
   // records. `part` may alias `in.branch`.
   Matrix forward(const LayerCall& call, const NormInput& in, const Matrix& part, bool with_output,
                  WorkspaceFrame& frame);
-  // Recomputes everything but the products: fills the saved records from the `saved_for_recompute` record and from `x`,
-  // the stream before the branch.
+  // Fills the saved records from the `saved_for_recompute` record and from `x`, the stream before the branch. REQUIRES:
+  // the layer keeps products, or this is its attention branch and it keeps attention.
   virtual void recompute(const LayerCall& call, const Matrix& x) = 0;
   virtual void backward_input(const LayerCall& call, const BranchGradient& gradient, bool with_weights) = 0;
   // `d_out`: gradient of the stream after the branch, used if weight_reads_output_gradient.
@@ -48,7 +48,8 @@ class Branch {
     uint32_t layer;  // number in the model
     uint32_t site;   // number of the dropout site in the block, part of the random numbers' key
     NormTensors norm;
-    NormTensors norm_after;  // without gamma: there is none
+    NormTensors norm_after;                              // without gamma: there is none
+    Norm::Save save_after = &LayerLayout::save_product;  // for the input and the statistics of norm_after
   };
   static NormTensors norm_tensors(const UnitTensors& tensors, const std::string& name) {
     return {name, tensors.find(name + ".weight"), tensors.find(name + ".bias")};

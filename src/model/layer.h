@@ -14,7 +14,7 @@
 //   backward_weight   saved_for_weight, gradients, d_output (where an op of W reads it)
 //
 // Not every layer has all of these: the embedding has no input, saves nothing and has no backward_input; the head has
-// neither output nor d_output. `saved_for_recompute` exists in blocks with StepShape::keeps_products only.
+// neither output nor d_output. `saved_for_recompute` exists in blocks with a StepShape::kept_part only.
 #pragma once
 
 #include "model/layer_call.h"
@@ -44,8 +44,7 @@ class Layer {
   virtual bool exchanges_amid_ops() const { return context_.tensor.is_split(); }
 
  protected:
-  explicit Layer(const LayerContext& context, bool keeps_products = false)
-      : context_(context), layout_(keeps_products) {}
+  explicit Layer(const LayerContext& context, KeptPart kept = KeptPart::nothing) : context_(context), layout_(kept) {}
 
   const LayerContext& context_;
   LayerLayout layout_;

@@ -35,16 +35,16 @@ struct StepShape {
   bool mask_documents = false;    // tokens attend only within their document
   int64_t max_documents = 0;      // AttentionMask::max_documents
   bool deterministic = true;      // true: the same bits in every run (AttentionBackward::fixed_bits)
-  // For each layer of the model, whether it keeps its products' outputs, so that its recompute runs no product. These
-  // products do not compute activations, since recompute needs the activations' inputs. Empty: no layer does.
-  std::vector<bool> saves_products = {};
+  // For each layer of the model, the part that it keeps. Products that are kept do not compute activations, since
+  // recompute needs the activations' inputs. Empty: no layer keeps a part.
+  std::vector<KeptPart> kept_parts = {};
   LayerChoices choices = {};
   ContextRank context = {};  // the rank has its part of the tokens of each sequence
 
   int64_t rows() const { return micro_batch().rows(); }
   // Returns the tokens that the rows of a micro-batch stand for.
   TokenRows token_rows() const { return micro_batch().token_rows(); }
-  bool keeps_products(int64_t layer) const { return !saves_products.empty() && saves_products[layer]; }
+  KeptPart kept_part(int64_t layer) const { return kept_parts.empty() ? KeptPart::nothing : kept_parts[layer]; }
   MicroBatchShape micro_batch() const { return {batch, sequence_length, mask_documents, context}; }
 };
 

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "base/enum_array.h"
+#include "base/kinds.h"
 #include "model/codec.h"
 #include "model/layer_call.h"
 #include "model/record.h"
@@ -16,7 +17,7 @@ namespace gptrain::inline model {
 
 // The records of a layer. Each micro-batch has its own, except fp8_weights, which is computed from the weights.
 enum class RecordKind : uint8_t {
-  saved_for_recompute,  // written by forward, read by recompute and B, dead when B is over
+  saved_for_recompute,  // written by forward, read by recompute and B; with KeptPart::attention W is the last reader
   saved_for_input,      // written by forward and recompute, dead when B is over
   saved_for_weight,     // written by forward and recompute; W is the last to read it, B may
   gradients,            // written by B (in the head by the loss, too), read by W
@@ -59,15 +60,17 @@ class LayerLayout {
   using Field = int;
   static constexpr Field none = -1;
 
-  // `keeps_products`: StepShape::keeps_products.
-  explicit LayerLayout(bool keeps_products) : keeps_products_(keeps_products) {}
-  bool keeps_products() const { return keeps_products_; }
+  explicit LayerLayout(KeptPart kept) : kept_(kept) {}
+  bool keeps_part() const { return kept_ != KeptPart::nothing; }
+  bool keeps_products() const { return kept_ == KeptPart::products; }
+  bool keeps_attention() const { return kept_ == KeptPart::attention; }
 
-  // Declares a tensor that forward saves for its last reader.
   Field save(const SavedTensor& tensor);
-  // Declares a product's output that forward saves and only B reads. With keeps_products it is in
-  // `saved_for_recompute`, so recompute reads it, too.
-  Field save_product(const SavedTensor& tensor);
+  // Declare a tensor that forward saves for its last reader. If the layer keeps products, the last reader being B, or
+  // attention, or either, recompute reads the tensor and does not write it: `saved_for_recompute` has it.
+  Field save_product(const SavedTensor& tensor) { return save_kept(tensor, keeps_products()); }
+  Field save_attention(const SavedTensor& tensor) { return save_kept(tensor, keeps_attention()); }
+  Field save_product_of_attention(const SavedTensor& tensor) { return save_kept(tensor, keeps_part()); }
   // Declares a tensor that B writes for W.
   Field leave(SavedTensor tensor);
   // Declares an FP8 copy of a weight.
@@ -88,9 +91,10 @@ class LayerLayout {
 
  private:
   Field declare(RecordKind record, const SavedTensor& tensor);
+  Field save_kept(const SavedTensor& tensor, bool is_kept);
   Matrix in_record(const LayerCall& call, RecordKind record, RecordLayout::Field field) const;
 
-  const bool keeps_products_;
+  const KeptPart kept_;
   LayerRecords records_;
   EnumArray<RecordKind, RecordLayout, num_record_kinds> layouts_;
   std::vector<StoredFields> stored_;  // one for each field; filled by finish

@@ -29,7 +29,7 @@ class OtherBlocks {
     const ModelConfig& model = shape_.model;
     return model.attention(a) == model.attention(b) && model.ffn(a) == model.ffn(b) &&
            model.rotates(a) == model.rotates(b) && (!model.rotates(a) || model.rope(a) == model.rope(b)) &&
-           shape_.keeps_products(a) == shape_.keeps_products(b);
+           shape_.kept_part(a) == shape_.kept_part(b);
   }
 
   const StepShape& shape_;
@@ -66,10 +66,8 @@ Model::Model(const StepShape& shape, const ModelSpec& spec, const std::vector<Te
   }
 }
 
-int64_t Model::stream_gradient_bytes() const {
-  const bool with_amax = std::any_of(layers_.begin(), layers_.end(), [](const std::shared_ptr<Layer>& layer) {
-    return layer->records().wants_output_gradient_amax;
-  });
+int64_t Model::stream_gradient_bytes(int64_t unit) const {
+  const bool with_amax = records(unit).wants_output_gradient_amax;
   return stream_bytes() + (with_amax ? align_up(context_.stream_gradient_amax(nullptr).bytes()) : 0);
 }
 

@@ -33,7 +33,7 @@ class Model {
   int64_t stream_elements() const { return tensor_.own_rows() * shape_.model.hidden_size; }
   // RETURNS whether each tensor rank holds only some rows of the residual stream (sequence parallelism).
   bool splits_rows() const { return tensor_.has_own_rows(); }
-  int64_t stream_gradient_bytes() const;  // bytes of the stream's gradient and, if any layer wants it, its amax
+  int64_t stream_gradient_bytes(int64_t unit) const;  // output's gradient, and its amax if that is read
 
  private:
   const StepShape shape_;

@@ -2,18 +2,17 @@
 
 namespace gptrain::inline model {
 
-Norm::Norm(const LayerContext& context, LayerLayout& layout, const NormTensors& tensors, bool of_product)
+Norm::Norm(const LayerContext& context, LayerLayout& layout, const NormTensors& tensors, Save save)
     : context_(context),
       layout_(layout),
       gamma_(tensors.gamma),
       beta_(tensors.beta),
       sums_(context, layout, tensors.name, {gamma_, beta_}) {
-  const auto save = [&](const char* what) {
-    const SavedTensor statistics{tensors.name + what, DType::f32, 1, context.tensor.own_rows()};
-    return of_product ? layout.save_product(statistics) : layout.save(statistics);
+  const auto statistics = [&](const char* what) {
+    return (layout.*save)({tensors.name + what, DType::f32, 1, context.tensor.own_rows()});
   };
-  if (context.shape.model.norm == NormKind::layernorm) mean_ = save(".mean");
-  rstd_ = save(".rstd");
+  if (context.shape.model.norm == NormKind::layernorm) mean_ = statistics(".mean");
+  rstd_ = statistics(".rstd");
 }
 
 Matrix Norm::mean(const LayerCall& call) const {

@@ -33,9 +33,9 @@ struct NormTensors {
 
 class Norm {
  public:
-  // Declares its statistics, and B's sums for W. `of_product`: its input is the output of a product, so recompute does
-  // not run it where the layer keeps these (LayerLayout::save_product). REQUIRES: context and layout outlive it.
-  Norm(const LayerContext& context, LayerLayout& layout, const NormTensors& tensors, bool of_product = false);
+  using Save = LayerLayout::Field (LayerLayout::*)(const SavedTensor&);
+  // Declares its statistics by `save`, and B's sums for W. REQUIRES: context and layout outlive it.
+  Norm(const LayerContext& context, LayerLayout& layout, const NormTensors& tensors, Save save = &LayerLayout::save);
 
   void forward(const LayerCall& call, const NormInput& in, const GemmOperand& y);
   void backward_input(const LayerCall& call, const NormGradient& gradient);

@@ -144,11 +144,14 @@ void Executor::transfer(const Action& action) {
   const StageMessage message =
       message_of(program_.schedule.options.stages, action.kind, action.micro_batch, action.unit);
   const DType dtype = model_.shape().precision.residual;
-  // With FP8, the gradient's amax lies behind its elements and is sent with them.
-  const bool with_amax = message.gradient && model_.stream_gradient_bytes() > model_.stream_bytes();
+  // If the layer that reads the gradient wants its amax, that lies behind its elements and is sent with them.
+  int64_t bytes = model_.stream_bytes();
+  if (message.gradient)
+    bytes = model_.stream_gradient_bytes(program_.schedule.options.stages.first_unit(message.chunk) - 1);
+  const bool with_amax = bytes > model_.stream_bytes();
   links_.play(transfer, message,
               {.data = at(action, transfer.operand),
-               .count = with_amax ? model_.stream_gradient_bytes() / dtype_bytes(dtype) : model_.stream_elements(),
+               .count = with_amax ? bytes / dtype_bytes(dtype) : model_.stream_elements(),
                .dtype = dtype,
                .alike = !with_amax && !model_.splits_rows()});
 }

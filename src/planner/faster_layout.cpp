@@ -67,7 +67,9 @@ class QuickSearch {
       if (sequences % micro != 0) continue;
       layout.micro = micro;
       layout.accumulation = sequences / layout.micro;
-      for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::block}) {
+      for (const RecomputeKind kind :
+           {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::ffn, RecomputeKind::block}) {
+        if (kind == RecomputeKind::ffn && config_.memory.recompute != kind) continue;
         layout.recompute = kind;
         if (!with_derived_values(with_layout(config_, layout), world_size_)) continue;
         try_pipelines(layout);

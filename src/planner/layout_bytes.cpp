@@ -87,6 +87,7 @@ int64_t LayoutEstimator::recomputed_layers(const RunLayout& layout, const Layout
     case RecomputeKind::none:
       return 0;
     case RecomputeKind::selective:
+    case RecomputeKind::ffn:
     case RecomputeKind::block:
       return layers;
     case RecomputeKind::every_nth:

@@ -17,6 +17,8 @@ std::string recompute_word(const RunLayout& layout) {
       return "none";
     case RecomputeKind::selective:
       return "selective";
+    case RecomputeKind::ffn:
+      return "ffn";
     case RecomputeKind::block:
       return "block";
     case RecomputeKind::every_nth:

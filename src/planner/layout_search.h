@@ -51,7 +51,7 @@ struct RunLayout {
   }
   // Returns the recomputation of the recomputed blocks.
   RecomputeKind recomputed_kind() const {
-    return recompute == RecomputeKind::selective ? RecomputeKind::selective : RecomputeKind::block;
+    return recompute == RecomputeKind::selective || recompute == RecomputeKind::ffn ? recompute : RecomputeKind::block;
   }
   // Returns the recomputation of the blocks that are not recomputed (none), or of all blocks if all are treated alike.
   RecomputeKind plain_kind() const { return mixes_recomputation() ? RecomputeKind::none : recompute; }

@@ -11,6 +11,7 @@
 #include "config/faults.h"
 #include "config/load.h"
 #include "config/parallelism.h"
+#include "model/spec/layer_kinds.h"
 #include "parallel/make_stages.h"
 
 namespace gptrain::inline planner {
@@ -80,20 +81,21 @@ void for_each_pipeline(const RunConfig& config, int64_t stages, const Body& body
   }
 }
 
-// Calls body(kind, interval) for each recomputation that a search tries.
+// Calls body(kind, interval) for each recomputation that a search tries: "ffn" if the config asks for it or it may pay.
 template <typename Body>
-void for_each_recomputation(int64_t layers, const Body& body) {
+void for_each_recomputation(const ModelConfig& model, RecomputeKind of_config, const Body& body) {
   for (const RecomputeKind kind : {RecomputeKind::none, RecomputeKind::selective, RecomputeKind::block})
     body(kind, int64_t{0});
+  if (of_config == RecomputeKind::ffn || attention_outweighs_ffn(model)) body(RecomputeKind::ffn, int64_t{0});
   for (const int64_t interval : recompute_intervals)
-    if (interval < layers) body(RecomputeKind::every_nth, interval);
+    if (interval < model.num_layers) body(RecomputeKind::every_nth, interval);
 }
 
 // Returns `layout` with each recomputation, without and with sequence parallelism, if the rules between config keys
 // allow the combination.
 std::vector<RunLayout> allowed_layouts(const RunConfig& config, RunLayout layout) {
   std::vector<RunLayout> allowed;
-  for_each_recomputation(config.model.num_layers, [&](RecomputeKind kind, int64_t interval) {
+  for_each_recomputation(config.model, config.memory.recompute, [&](RecomputeKind kind, int64_t interval) {
     layout.recompute = kind;
     layout.recompute_interval = interval;
     for (const bool sequence : {false, true}) {
@@ -200,7 +202,7 @@ std::string tried_values(std::string_view key, int64_t value, bool by_memory, bo
   if (key == "batch.micro") return up_to(most_micro);
   if (key == "parallel.virtual_stages") return up_to(most_virtual_stages);
   if (key == "memory.recompute" && by_memory && value == static_cast<int64_t>(RecomputeKind::optimal))
-    return "\"none\", \"selective\", \"block\" and \"every_nth\" for the smallest peak";
+    return "\"none\", \"selective\", \"ffn\", \"block\" and \"every_nth\" for the smallest peak";
   if (key == "memory.recompute_interval") {
     const bool is_tried =
         std::find(recompute_intervals.begin(), recompute_intervals.end(), value) != recompute_intervals.end();

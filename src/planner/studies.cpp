@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <functional>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "base/error.h"
@@ -15,6 +16,7 @@
 #include "fit/choose_step.h"
 #include "fit/plan_world.h"
 #include "fit/saving_methods.h"
+#include "model/spec/layer_kinds.h"
 #include "model/spec/spec.h"
 #include "planner/layouts.h"
 #include "planner/link_needs.h"
@@ -235,7 +237,7 @@ constexpr std::array<Precision, 6> precisions = {
      {"bf16-pure", "bf16-pure"},
      {"bf16-pure, bf16 gradients", "bf16-pure", "precision.gradients=bf16"},
      {"bf16, fp8 linears", "bf16", "precision.linears=fp8"}}};
-constexpr std::array<std::string_view, 3> recomputations = {"none", "selective", "block"};
+constexpr std::array<std::string_view, 4> recomputations = {"none", "selective", "ffn", "block"};
 
 // One row of a fit study: its values on the axes except for the model's size, and its settings.
 struct FitRow {
@@ -303,6 +305,14 @@ StudyPoint fit_of(const Machine& machine, const std::string& family, const FitRo
   return point_of(named, machine, gpus, 0, [&] { return family_config(family, row, layers, gpus); });
 }
 
+// Returns whether "ffn" may pay in a model as large as that of the last point.
+bool ffn_may_pay(const Study& study, const FitOptions& options, const FitRow& row) {
+  const StudyPoint& last = study.points.back();
+  if (!last.refused.empty()) return false;
+  const int64_t layers = std::stoll(last.values[last.values.size() - 2]);
+  return attention_outweighs_ffn(family_config(options.family, row, layers, options.gpus).model);
+}
+
 // The rows of one optimizer.
 void add_fits(Study& study, const Machine& machine, const FitOptions& options, const std::string& optimizer,
               const Target& target) {
@@ -315,6 +325,7 @@ void add_fits(Study& study, const Machine& machine, const FitOptions& options, c
                      overrides, {"optimizer.type=" + optimizer, fmt::format("precision.compute={}", precision.compute),
                                  fmt::format("memory.recompute={}", recompute)})};
       if (!precision.more.empty()) row.settings.emplace_back(precision.more);
+      if (recompute == "ffn" && !ffn_may_pay(study, options, row)) continue;
       // A precision that the device does not have gets one refused point instead of one for each recomputation.
       const bool refused = !refusal_of(family, row, target, gpus).empty();
       if (refused) row.values.back() = "-";

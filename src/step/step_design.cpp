@@ -28,9 +28,9 @@ bool has_own_memory(const Target& target) { return target.kind == Target::Kind::
 int64_t micro_batch_bytes(const StepConfig& config) { return micro_batch_shape(config).bytes(); }
 
 StepShape step_shape(const RunConfig& config, const StepChoices& choices, ContextRank context, bool training) {
-  std::vector<bool> saves_products;
+  std::vector<KeptPart> kept_parts;
   for (size_t unit = 1; unit + 1 < choices.units.size(); ++unit)
-    saves_products.push_back(choices.units[unit].keeps_part);
+    kept_parts.push_back(choices.units[unit].keeps_part ? choices.layers.kept_part : KeptPart::nothing);
   LayerChoices layers = choices.layers;
   if (!training) layers.projection = {};
   return {.model = config.model,
@@ -43,7 +43,7 @@ StepShape step_shape(const RunConfig& config, const StepChoices& choices, Contex
           .mask_documents = config.data.mask_documents,
           .max_documents = config.data.max_documents,
           .deterministic = config.run.deterministic,
-          .saves_products = std::move(saves_products),
+          .kept_parts = std::move(kept_parts),
           .choices = std::move(layers),
           .context = context};
 }
@@ -122,7 +122,7 @@ BufferBytes buffer_bytes(const StepDesign& design, const std::vector<UnitTraits>
     of(BufferKind::saved_for_input).push_back(records.saved_for_input_bytes);
     of(BufferKind::saved_for_weight).push_back(records.saved_for_weight_bytes);
     of(BufferKind::gradients).push_back(records.gradients_bytes);
-    of(BufferKind::stream_gradient).push_back(model.stream_gradient_bytes());
+    of(BufferKind::stream_gradient).push_back(model.stream_gradient_bytes(unit));
     // Buffers that the schedule does not use get 0 bytes, so that ranks that differ only there share a program.
     of(BufferKind::weights).push_back(parameters.weights);
     of(BufferKind::prepared_weights).push_back(records.fp8_weights_bytes);

@@ -54,7 +54,7 @@ class Recomputation(CliCase):
     def test_recomputation_costs_flops_and_saves_activations(self):
         config = self.write_config(tiny_config(model={"num_layers": 4}))
         kept = self.plan(config)
-        for settings in [["memory.recompute=block"], ["memory.recompute=selective"], ["memory.recompute=every_nth", "memory.recompute_interval=2"]]:
+        for settings in [["memory.recompute=block"], ["memory.recompute=selective"], ["memory.recompute=ffn"], ["memory.recompute=every_nth", "memory.recompute_interval=2"]]:
             with self.subTest(settings=settings):
                 again = self.plan(config, *overrides(*settings))
                 self.assertLess(again["activations_bytes"], kept["activations_bytes"])

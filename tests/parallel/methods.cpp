@@ -74,6 +74,8 @@ const std::vector<MethodAxis>& method_axes() {
         {"block", {"memory.recompute=block"}},
         {"every_nth", {"memory.recompute=every_nth", "memory.recompute_interval=2"}},
         {"selective", {"memory.recompute=selective"}},
+        {"ffn", {"memory.recompute=ffn"}},
+        {"ffn, offloaded", {"memory.recompute=ffn", "memory.offload_activations=all"}},
         {"optimal", {"memory.recompute=optimal"}},
         {"all offloaded", {"memory.offload_activations=all"}},
         {"one offloaded", {"memory.offload_activations=1"}},

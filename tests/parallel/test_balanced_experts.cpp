@@ -119,6 +119,7 @@ TEST_CASE("recomputation, stages and ZeRO leave the bits of balanced experts as 
   const Outcome one = outcome_of({1, {}});
   for (const ExpertLayout& layout : {ExpertLayout{1, {"memory.recompute=block"}},
                                      {1, {"memory.recompute=selective"}},
+                                     {1, {"memory.recompute=ffn"}},
                                      {3, {"parallel.pipeline=3"}}}) {
     INFO(fmt::format("{}", fmt::join(layout.overrides, " ")));
     const Outcome other = outcome_of(layout);
@@ -164,6 +165,7 @@ TEST_CASE("model FLOPs of gated experts follow the formula, and balanced ones to
     // In larger micro-batches logits would take the most memory, of which the padding behind the vocabulary is not
     // written.
     for (const ExpertLayout& layout : {ExpertLayout{1, {"batch.micro=1"}},
+                                       {1, {"batch.micro=1", "memory.recompute=ffn"}},
                                        {2, {"parallel.tensor=2", "batch.micro=2", "memory.recompute=selective"}}}) {
       const RunConfig config = config_of(moe, layout);
       Flops flops = 0;

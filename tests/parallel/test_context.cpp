@@ -23,7 +23,7 @@ TEST_CASE("first moments of ranks that share sequences, with documents and patte
        {"parallel.context=2", "parallel.tensor=2", "batch.micro=2", "parallel.sequence=true",
         "memory.recompute=selective"}},
       {4, {"parallel.context=2", "parallel.pipeline=2", "batch.micro=1", "memory.offload_activations=all"}},
-      {4, {"parallel.context=2", "batch.micro=1", "parallel.zero=2", "memory.recompute=selective"}}};
+      {4, {"parallel.context=2", "batch.micro=1", "parallel.zero=2", "memory.recompute=ffn"}}};
   check_shared_layouts(Family::gpt2,
                        {"data.mask_documents=true", R"(model.attention_pattern=["dense","band:6+global:2"])",
                         "model.attention_softcap=0.5"},
@@ -43,10 +43,10 @@ TEST_CASE("first moments of two, four and five ranks a sequence, with stages, do
                     schedule = "parallel.pipeline_schedule=", tensor = "parallel.tensor=2",
                     sequence = "parallel.sequence=true", zero = "parallel.zero=";
   const std::vector<SharedLayout> layouts = {
-      layout(4, "2", "heads", {stages, schedule + "zero-bubble", zero + "1"}),
+      layout(4, "2", "heads", {stages, schedule + "zero-bubble", zero + "1", "memory.recompute=ffn"}),
       layout(8, "2", "ring", {stages, tensor, sequence}),
       layout(8, "4", "heads", {stages, zero + "3"}),
-      layout(8, "4", "ring", {stages, schedule + "interleaved", zero + "2"}),
+      layout(8, "4", "ring", {stages, schedule + "interleaved", zero + "2", "memory.recompute=ffn"}),
       layout(8, "4", "ring", {tensor, sequence, zero + "3", "memory.recompute=selective"}),
       layout(10, "5", "heads", {stages, schedule + "gpipe", zero + "2", "memory.recompute=block"}),
       layout(10, "5", "heads", {tensor, sequence}),
@@ -68,6 +68,7 @@ TEST_CASE("ranks that share sequences give the same bits with every schedule, re
   const Outcome zero0 = run(2, {});
   require_same(zero0, run(2, {"parallel.zero=1", "memory.recompute=block"}));
   require_same(zero0, run(2, {"memory.recompute=selective"}));
+  require_same(zero0, run(2, {"memory.recompute=ffn"}));
   require_same(zero0, run(4, {"parallel.pipeline=2", "parallel.pipeline_schedule=zero-bubble"}));
   require_same(zero0, run(4, {"parallel.pipeline=2", "parallel.pipeline_schedule=interleaved", "parallel.zero=1"}));
   const Outcome zero2 = run(2, {"parallel.zero=2"});

@@ -33,7 +33,7 @@ const std::vector<ExpertLayout> layouts = {
       "parallel.expert_room=8", "memory.recompute=selective"}},
     {8,
      {"parallel.context=2", "parallel.context_method=heads", "parallel.tensor=2", "parallel.sequence=true",
-      "parallel.pipeline=2", "parallel.expert=4", "parallel.expert_room=8"}},
+      "parallel.pipeline=2", "parallel.expert=4", "parallel.expert_room=8", "memory.recompute=ffn"}},
     {4,
      {"parallel.context=2", "parallel.context_method=ring", "parallel.tensor=2", "parallel.expert=2",
       "parallel.expert_tensor=2", "parallel.expert_room=8", "parallel.zero=1"}},

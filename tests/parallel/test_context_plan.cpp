@@ -96,7 +96,7 @@ TEST_CASE("context groups send the bytes of the closed formula, in the plan and 
 }
 
 TEST_CASE("the bytes that ranks with parts of sequences touch are their plan's") {
-  for (const auto& [world_size, more] : {std::pair<int64_t, Overrides>{2, {"parallel.zero=1"}},
+  for (const auto& [world_size, more] : {std::pair<int64_t, Overrides>{2, {"parallel.zero=1", "memory.recompute=ffn"}},
                                          {2, {"memory.saved_inputs=8"}},
                                          {4, {"parallel.tensor=2", "parallel.sequence=true", "model.num_kv_heads=1"}},
                                          {4, {"parallel.pipeline=2", "memory.recompute=selective"}}}) {

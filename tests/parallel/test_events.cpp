@@ -78,7 +78,7 @@ const Layout layouts[] = {
     {.family = Family::llama,
      .tensor = 2,
      .data = 1,
-     .overrides = {"parallel.zero=0", "precision.compute=bf16"},
+     .overrides = {"parallel.zero=0", "precision.compute=bf16", "memory.recompute=ffn"},
      .pipeline = 2},
     {.family = Family::gpt2,
      .tensor = 1,

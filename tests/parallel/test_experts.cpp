@@ -32,7 +32,7 @@ const std::vector<Layout> layouts = {
     {2, {"parallel.zero=1", "batch.micro=2", "memory.recompute=selective"}},
     {4, {"parallel.tensor=2", "parallel.sequence=true", "parallel.zero=3", "batch.micro=2"}},
     {4, {"parallel.pipeline=2", "parallel.zero=2", "batch.micro=1"}},
-    {3, {"parallel.pipeline=3", "parallel.pipeline_schedule=zero-bubble", "batch.micro=2"}},
+    {3, {"parallel.pipeline=3", "parallel.pipeline_schedule=zero-bubble", "batch.micro=2", "memory.recompute=ffn"}},
 };
 
 }  // namespace
@@ -60,6 +60,7 @@ TEST_CASE("recomputation, stages and ZeRO leave the bits of experts as they are"
     const TrainedExperts one = train_experts(config_of_experts(softmax_moe, {1, {}}, more), 1, 3);
     for (const Layout& layout : {Layout{1, {"memory.recompute=block"}},
                                  {1, {"memory.recompute=selective"}},
+                                 {1, {"memory.recompute=ffn"}},
                                  {3, {"parallel.pipeline=3", "parallel.pipeline_schedule=zero-bubble"}}}) {
       INFO(fmt::format("{} {}", compute, fmt::join(layout.overrides, " ")));
       const TrainedExperts other = train_experts(config_of_experts(softmax_moe, layout, more), layout.ranks, 3);

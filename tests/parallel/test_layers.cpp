@@ -89,6 +89,11 @@ Program late_weights_program(int64_t micro_batches, int64_t num_layers, const st
   return program;
 }
 
+KeptPart kept_part(RecomputeKind kind) {
+  if (kind == RecomputeKind::selective) return KeptPart::products;
+  return kind == RecomputeKind::ffn ? KeptPart::attention : KeptPart::nothing;
+}
+
 // One rank's model with a buffer for everything; a buffer is poisoned once no later pass declares that it reads it.
 class Player {
  public:
@@ -107,8 +112,8 @@ class Player {
                 .batch = config.batch.micro,
                 .sequence_length = config.model.sequence_length,
                 .seed = config.run.seed,
-                .saves_products = std::vector<bool>(static_cast<size_t>(config.model.num_layers),
-                                                    config.memory.recompute == RecomputeKind::selective),
+                .kept_parts = std::vector<KeptPart>(static_cast<size_t>(config.model.num_layers),
+                                                    kept_part(config.memory.recompute)),
                 .choices = layer_choices(config.memory, backend_->target())},
                spec_, shards_, layout_,
                {.tensor = {.axis = groups.on_tensor_axis(),
@@ -188,8 +193,10 @@ class Player {
         return records.gradients_bytes;
       case Operand::batch:
         return model_.shape().micro_batch().bytes();
+      case Operand::d_output:
+        return model_.stream_gradient_bytes(unit);
       default:
-        return model_.stream_gradient_bytes();
+        return model_.stream_bytes();
     }
   }
 
@@ -372,7 +379,16 @@ const std::vector<Case>& cases() {
       {.family = Family::llama,
        .tensor = 2,
        .sequence = false,
-       .overrides = with(fp8, {"memory.recompute=selective", "model.dropout=0.1"})}};
+       .overrides = with(fp8, {"memory.recompute=selective", "model.dropout=0.1"})},
+      {.family = Family::gpt2,
+       .tensor = 1,
+       .sequence = false,
+       .overrides = {"model.norm_after=true", "memory.recompute=ffn", "model.dropout=0.1"}},
+      {.family = Family::llama,
+       .tensor = 2,
+       .sequence = true,
+       .overrides = {"memory.recompute=ffn", "model.qk_norm=true", "data.mask_documents=true"}},
+      {.family = Family::llama, .tensor = 2, .sequence = false, .overrides = with(fp8, {"memory.recompute=ffn"})}};
   return all;
 }
 
@@ -460,6 +476,15 @@ TEST_CASE("what a block saves lies in the record of its last reader") {
   CHECK(selective.saved_for_recompute_bytes == matrix(108) + matrix(144) + matrix(36));
   CHECK(plain.saved_for_recompute_bytes == 0);
 
+  // Attention's values and the stream behind it are kept; W reads attention's output.
+  const LayerRecords ffn = block_of({"memory.recompute=ffn"});
+  CHECK(names(ffn, RecordKind::saved_for_recompute) == Names{"attention.lse", "attention.o", "attention.qkv", "mid"});
+  CHECK(names(ffn, RecordKind::saved_for_input) ==
+        Names{"ffn.hidden", "norm1.mean", "norm1.rstd", "norm2.mean", "norm2.rstd"});
+  CHECK(names(ffn, RecordKind::saved_for_weight) == Names{"attention.qkv.x", "ffn.in.x", "ffn.out.x"});
+  CHECK(ffn.use(backward_weight).reads.contains(Operand::saved_for_recompute));
+  CHECK(!selective.use(backward_weight).reads.contains(Operand::saved_for_recompute));
+
   // Codes replace the tensors that they encode. One of these is the incoming stream, which B then does not read.
   const LayerRecords coded = block_of({"memory.saved_inputs=8"});
   CHECK(names(coded, RecordKind::saved_for_weight) == names(plain, RecordKind::saved_for_weight));
@@ -483,6 +508,18 @@ TEST_CASE("what a block saves lies in the record of its last reader") {
                                                        "ffn.out.dy", "norm1.sums", "norm1.sums", "norm2.sums",
                                                        "norm2.sums"});
   CHECK(!dropped.use(backward_weight).reads.contains(Operand::d_output));
+}
+
+TEST_CASE("only where a layer reads the amax of its output's gradient is there memory for it") {
+  const RunConfig config =
+      small_config(Family::gpt2, {"model.hidden_size=64", "model.num_heads=4", "model.ffn_hidden_size=128",
+                                  "model.sequence_length=20", "precision.compute=bf16",
+                                  "precision.weight_gradients=fp8", "run.device=auto"});
+  OneRank rank(config);
+  const Player player(config, rank.groups);
+  const Model& model = player.model();
+  CHECK(model.stream_gradient_bytes(0) == model.stream_bytes());
+  CHECK(model.stream_gradient_bytes(1) == model.stream_bytes() + align_up(amax_parts * dtype_bytes(DType::f32)));
 }
 
 }  // namespace test_layers

@@ -81,6 +81,7 @@ const std::vector<Mesh> meshes = {
 const std::vector<int64_t> micro_batches = {1, 2, 3, 5, 8};
 const std::vector<Value> recomputes = {{"none", {}},
                                        {"selective", {"memory.recompute=selective"}},
+                                       {"ffn", {"memory.recompute=ffn"}},
                                        {"block", {"memory.recompute=block"}},
                                        {"every_nth", {"memory.recompute=every_nth", "memory.recompute_interval=2"}}};
 const std::vector<Value> precisions = {{"fp32", {"precision.compute=fp32"}},

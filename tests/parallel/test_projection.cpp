@@ -158,6 +158,7 @@ TEST_CASE("estimates have the same bits with every kind of sharding, in a pipeli
     require_same(alone, run(1, {"parallel.pipeline_schedule=zero-bubble"}, 2));
     require_same(alone, run(1, {"memory.recompute=block"}));
     require_same(alone, run(1, {"memory.recompute=selective"}));
+    require_same(alone, run(1, {"memory.recompute=ffn"}));
     require_same(alone, run(1, {"memory.recompute=every_nth", "memory.recompute_interval=2"}));
   }
 }

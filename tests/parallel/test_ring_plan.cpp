@@ -89,7 +89,8 @@ TEST_CASE("rings send the bytes of the closed formula, in the plan and in a run"
 
 TEST_CASE("the bytes that ranks of a ring touch are their plan's") {
   for (const auto& [world_size, more] :
-       {std::pair<int64_t, Overrides>{5, {"parallel.context=5", "data.mask_documents=true", "precision.compute=bf16"}},
+       {std::pair<int64_t, Overrides>{
+            5, {"parallel.context=5", "data.mask_documents=true", "precision.compute=bf16", "memory.recompute=ffn"}},
         {4, {"parallel.context=2", "parallel.pipeline=2", "memory.recompute=selective"}}}) {
     INFO(more.front());
     const RunConfig config = config_of(world_size, more);

@@ -36,7 +36,7 @@ const std::vector<ExpertLayout> layouts = {
     {4, {"parallel.expert=2", "parallel.tensor=2", "parallel.expert_tensor=2", "parallel.zero=3", "batch.micro=1"}},
     {8,
      {"parallel.expert=2", "parallel.tensor=2", "parallel.expert_tensor=2", "parallel.sequence=true",
-      "parallel.pipeline=2", "parallel.zero=1", "batch.micro=2", "memory.recompute=selective"}},
+      "parallel.pipeline=2", "parallel.zero=1", "batch.micro=2", "memory.recompute=ffn"}},
 };
 
 Overrides with_room(Overrides overrides) {
@@ -84,6 +84,7 @@ TEST_CASE("recomputation, stages and ZeRO leave the bits of spread experts as th
     const Outcome plain = outcome_on(2, {});
     for (const auto& [ranks, override] : {std::pair{2, "memory.recompute=block"},
                                           {2, "memory.recompute=selective"},
+                                          {2, "memory.recompute=ffn"},
                                           {2, "parallel.zero=1"},
                                           {4, "parallel.pipeline=2"}}) {
       INFO(compute << " " << override);

@@ -31,6 +31,7 @@ void require_same_however_run(const Overrides& factors) {
   require_same(alone, run(1, {"parallel.pipeline_schedule=zero-bubble"}, 2));
   require_same(alone, run(1, {"memory.recompute=block"}));
   require_same(alone, run(1, {"memory.recompute=selective"}));
+  require_same(alone, run(1, {"memory.recompute=ffn"}));
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ TEST_CASE("every recompute mode gives the same bits") {
                                                std::string("precision.compute=") + precision,
                                                std::string("model.qk_norm=") + (qk_norm ? "true" : "false")};
         const Outcome none = train_steps(small_config(family, base), 3);
-        for (const char* mode : {"selective", "block", "every_nth"}) {
+        for (const char* mode : {"selective", "ffn", "block", "every_nth"}) {
           INFO(mode);
           std::vector<std::string> overrides = base;
           overrides.push_back(std::string("memory.recompute=") + mode);

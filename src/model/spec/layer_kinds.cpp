@@ -61,4 +61,18 @@ double forward_flops(const ModelConfig& model, const LayerKind& kind) {
          2 * q * (pairs / (static_cast<double>(model.num_heads) * static_cast<double>(model.sequence_length)));
 }
 
+bool attention_outweighs_ffn(const ModelConfig& model) {
+  constexpr double slowness_of_attention = 2;
+  const LayerKinds kinds = layer_kinds(model);
+  double attention = 0, ffn = 0;  // multiply-adds of a sequence
+  for (const size_t of_layer : kinds.of_layers) {
+    const LayerKind& kind = kinds.kinds[of_layer];
+    attention += static_cast<double>(model.head_size) *
+                 static_cast<double>(kind.attention.twice_counted_pairs(model.sequence_length, model.num_heads));
+    ffn += static_cast<double>(model.sequence_length) * static_cast<double>(model.ffn_matrices(kind.ffn) - 1) *
+           static_cast<double>(model.hidden_size) * static_cast<double>(model.active_ffn_width(kind.ffn));
+  }
+  return slowness_of_attention * attention > ffn;
+}
+
 }  // namespace gptrain::spec

@@ -39,4 +39,8 @@ ModelConfig with_layers(ModelConfig model, const LayerKind& kind, int64_t count)
 // matrices, and 4 q for each token that a token attends to on average.
 double forward_flops(const ModelConfig& model, const LayerKind& kind);
 
+// Returns whether attention takes more time than the products of FFNs or experts that run again if attention does not,
+// all but the last ones. Kernels of attention reach about half the rate of products.
+bool attention_outweighs_ffn(const ModelConfig& model);
+
 }  // namespace gptrain::spec

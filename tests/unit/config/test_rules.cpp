@@ -305,6 +305,9 @@ TEST_CASE("a key that would have no effect is refused") {
         "from an "
         "input "
         "that must be exact (try 16)");
+  CHECK(fault({"memory.saved_inputs=8", "memory.recompute=ffn"}) ==
+        "memory.saved_inputs = 8: cannot be combined with memory.recompute = \"ffn\", which runs a norm again from an "
+        "input that must be exact (try 16)");
   CHECK(fault({"memory.saved_inputs=8", "precision.compute=bf16", "precision.linears=fp8", "run.device=auto"}) ==
         "memory.saved_inputs = 8: cannot be combined with precision.linears = \"fp8\", which saves inputs in 8 bits "
         "itself "

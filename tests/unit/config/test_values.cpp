@@ -75,8 +75,11 @@ TEST_CASE("an unknown word is refused with the nearest one") {
   CHECK(
       fault({"model.activation=gelu_tan"}) ==
       R"(model.activation = "gelu_tan": must be one of gelu_tanh, gelu, swiglu, geglu, geglu_tanh (try "gelu_tanh"))");
-  CHECK(fault({"memory.recompute=every"}) ==
-        R"(memory.recompute = "every": must be one of none, selective, block, every_nth, optimal (try "every_nth"))");
+  CHECK(
+      fault({"memory.recompute=every"}) ==
+      R"(memory.recompute = "every": must be one of none, selective, ffn, block, every_nth, optimal (try "every_nth"))");
+  for (const char* module : {"mlp", "moe"})
+    CHECK(fault({std::string("memory.recompute=") + module}).ends_with(R"((try "ffn"))"));
   CHECK(
       fault({"model.preset=gpt2-125m"}) ==
       R"(model.preset = "gpt2-125m": must be one of the 42 names that `gptrain config schema` lists (try "gpt2-124m"))");

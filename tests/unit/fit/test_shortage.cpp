@@ -161,6 +161,11 @@ TEST_CASE("settings that help say what they do to training and to the time of a 
                  "memory.recompute = \"block\"")
             .starts_with("exact but for rounding, a step 1."));
 
+  CHECK(price("memory.recompute = \"ffn\"").empty());  // takes longer than "selective"
+  const std::vector<std::string> of_long = {"batch.micro=1", "model.sequence_length=65536"};
+  CHECK(price_of(text_of("llama-7b", of_long, "a100-80g", 160), "memory.recompute = \"ffn\"")
+            .starts_with("exact, a step 1."));
+
   const std::string of_two = text_of("gpt2-1.5b", {}, "a100-80g", 20, 2);
   CHECK(price_of(of_two, "parallel.zero = 1") == "exact, a step 0.93 times as long");  // a rank updates half
   for (const char* setting : {"parallel.zero = 2", "parallel.zero = 3"})

@@ -175,6 +175,7 @@ TEST_CASE("what a setting costs by usual rates is what is predicted") {
                                          {{"batch.micro=1"}, 0.08},
                                          {{"memory.recompute=block"}, 0.03},
                                          {{"memory.recompute=selective"}, 0.03},
+                                         {{"memory.recompute=ffn"}, 0.03},
                                          {{"memory.saved_inputs=8"}, 0.03},
                                          {{"memory.activation_bits=3"}, 0.03},
                                          {{"memory.offload_activations=hidden"}, 0.03},

@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <fmt/format.h>
 #include <iterator>
+#include <map>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -345,6 +346,47 @@ TEST_CASE("estimates have both passes of an optimizer that looks at whole tensor
     CHECK(count == 40);
     CHECK(std::abs(sum / count) < 0.07);
   }
+}
+
+TEST_CASE("FFNs run again in layouts that are tried only if attention takes longer or the config asks for it") {
+  const auto tries = [](const RunConfig& config) {
+    const std::vector<RunLayout> all = layouts_of(config, 2);
+    return std::any_of(all.begin(), all.end(),
+                       [](const RunLayout& layout) { return layout.recompute == RecomputeKind::ffn; });
+  };
+  RunConfig config = model(1024, 4, 2);
+  CHECK(!tries(config));
+  config.memory.recompute = RecomputeKind::ffn;
+  CHECK(tries(config));
+  config.memory.recompute = RecomputeKind::none;
+  // Half as fast as products, attention over T tokens, T / 2 of which a token sees, takes the time of 2 T h
+  // multiply-adds a token, and the first product of the FFN 4 h^2.
+  config.model.sequence_length = 2048;
+  CHECK(!tries(config));
+  config.model.sequence_length = 2049;
+  CHECK(tries(config));
+  config.model.attention_pattern = {{.kind = AttentionKind::band, .width = 64}};
+  CHECK(!tries(config));
+}
+
+TEST_CASE("the time and memory of running FFNs again are estimated as those of other recomputation") {
+  RunConfig config = model(1024, 8, 2);
+  config.model.sequence_length = 65536;
+  const Machine machine = a100();
+  LayoutEstimator estimator(config, machine, planned_target(machine, config.run.threads, 1));
+  RunLayout layout = layout_of(config, 1);
+  std::map<RecomputeKind, LayoutResult> exact;
+  for (const RecomputeKind kind : {RecomputeKind::selective, RecomputeKind::ffn, RecomputeKind::block}) {
+    layout.recompute = kind;
+    const LayoutResult& whole = exact[kind] = predict_layout(checked_layout(config, layout), machine, layout, 0);
+    INFO(text_of(layout));
+    CHECK(estimator.least_bytes(layout, INT64_MAX).bytes <= whole.peak_bytes);
+    CHECK(std::abs(estimator.estimate(layout).step_seconds / whole.step_seconds - 1) < largest_estimate_error);
+  }
+  const LayoutResult& ffn = exact[RecomputeKind::ffn];
+  CHECK(ffn.step_seconds < 0.95 * exact[RecomputeKind::selective].step_seconds);
+  CHECK(ffn.peak_bytes < exact[RecomputeKind::selective].peak_bytes);
+  CHECK(ffn.peak_bytes > exact[RecomputeKind::block].peak_bytes);
 }
 
 TEST_CASE("a search finds what is best of all layouts by whole plans") {

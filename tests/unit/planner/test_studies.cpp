@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -125,6 +126,17 @@ TEST_CASE("the largest models that fit fill the device, and less precision or mo
   for (const size_t i : {0, 3, 6, 9}) CHECK((sizes[i] <= sizes[i + 1] && sizes[i + 1] <= sizes[i + 2]));
   CHECK((sizes[2] > sizes[0] && sizes[8] > sizes[5] && sizes[11] > sizes[8]));
   CHECK(study.points[12].refused.find("FP8") != std::string::npos);
+}
+
+TEST_CASE("FFNs run again in the largest models that fit only of long sequences") {
+  const Study study = fit_models(a100(), {.family = "gpt",
+                                          .optimizers = {"lion"},
+                                          .overrides = {"model.sequence_length=65536", "precision.gradients=bf16"}});
+  std::map<std::string, int64_t> layers;  // layers with bf16-pure, by recomputation
+  for (const StudyPoint& point : study.points)
+    if (point.values[1] == "bf16-pure" && point.result) layers[point.values[2]] = std::stoll(point.values[3]);
+  REQUIRE(layers.size() == 4);
+  CHECK((layers["selective"] <= layers["ffn"] && layers["ffn"] <= layers["block"]));
 }
 
 TEST_CASE("models that fit on several devices are sharded over them with ZeRO 3") {
