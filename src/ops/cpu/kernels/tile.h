@@ -37,7 +37,8 @@ using UnalignedVec [[gnu::vector_size(lanes * 4), gnu::aligned(4), gnu::may_alia
 
 inline Vec load(const void* from) { return *static_cast<const UnalignedVec*>(from); }
 inline void store(void* to, Vec value) { *static_cast<UnalignedVec*>(to) = value; }
-inline Vec broadcast(float value) { return Vec{} + value; }
+// Subtracts zeros, which leaves nothing to compute: adding them would turn -0 into 0.
+inline Vec broadcast(float value) { return value - Vec{}; }
 
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
