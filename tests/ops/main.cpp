@@ -79,7 +79,9 @@ bool is_linear(std::string_view op) {
 }
 
 bool uses_matrix_kernels(std::string_view op) {
-  return is_linear(op) || op == AttentionForward::name || op == AttentionBackward::name || op == BiasGradient::name;
+  return is_linear(op) || op == AttentionForward::name || op == AttentionBackward::name || op == BiasGradient::name ||
+         op == GroupedLinearForward::name || op == GroupedLinearBackwardInput::name ||
+         op == GroupedLinearBackwardWeight::name;
 }
 
 struct Outcome {

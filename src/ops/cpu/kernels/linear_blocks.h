@@ -30,20 +30,6 @@ struct Lines {
   }
 };
 
-// Packs a tile of `count` <= 16 lines and `depth` <= 32 elements, with zeros for the rest. A line becomes a row of the
-// tile or, with `by_unit`, a column, as tile products require of a and of b.
-template <bool by_unit>
-void pack_part_of_tile(Unit* out, const Lines& lines, int64_t count, int64_t depth) {
-  for (int64_t i = 0; i < amx_rows; ++i) {
-    for (int64_t unit = 0; unit < amx_units; ++unit) {
-      const auto bits = [&](int64_t k) -> uint32_t {
-        return i < count && k < depth ? lines.from[i * lines.line_stride + k * lines.depth_stride].bits : 0;
-      };
-      out[by_unit ? unit * amx_units + i : i * amx_units + unit] = bits(2 * unit) | (bits(2 * unit + 1) << 16);
-    }
-  }
-}
-
 #ifdef __AVX512F__
 
 // Sixteen elements of bfloat16, each in the lower half of a unit.
@@ -76,14 +62,57 @@ void pack_tile(Unit* out, const Lines& lines) {
   for (int i = 0; i < lanes; ++i) store(out + i * amx_units, units[i]);
 }
 
+// Packs a tile of `count` <= 16 lines and `depth` <= 32 elements, with zeros for the rest.
+template <bool by_unit>
+void pack_part_by_vectors(Unit* out, const Lines& lines, int64_t count, int64_t depth) {
+  const auto first = [](int64_t number) { return static_cast<__mmask32>((uint64_t{1} << number) - 1); };
+  Vec units[lanes];
+  if (lines.depth_stride == 1) {
+    for (int i = 0; i < lanes; ++i) {
+      const bf16* const line = lines.from + i * lines.line_stride;
+      units[i] = i < count ? reinterpret_cast<Vec>(_mm512_maskz_loadu_epi16(first(depth), line)) : Vec{};
+    }
+    if constexpr (by_unit) transpose_in_registers(units);
+  } else {
+    const auto halves = [&](int64_t k) {
+      if (k >= depth) return BitsVec{};
+      const auto mask = static_cast<__mmask16>(first(count));
+      using Halves [[gnu::vector_size(lanes * 2)]] = uint16_t;
+      const auto values = _mm256_maskz_loadu_epi16(mask, lines.from + k * lines.depth_stride);
+      return __builtin_convertvector(reinterpret_cast<Halves>(values), BitsVec);
+    };
+    for (int i = 0; i < lanes; ++i) units[i] = reinterpret_cast<Vec>(halves(2 * i) | halves(2 * i + 1) << 16);
+    if constexpr (!by_unit) transpose_in_registers(units);
+  }
+  for (int i = 0; i < lanes; ++i) store(out + i * amx_units, units[i]);
+}
+
+#else
+
+// Packs a tile of `count` <= 16 lines and `depth` <= 32 elements, with zeros for the rest. A line becomes a row of the
+// tile or, with `by_unit`, a column, as tile products require of a and of b.
+template <bool by_unit>
+void pack_part_of_tile(Unit* out, const Lines& lines, int64_t count, int64_t depth) {
+  for (int64_t i = 0; i < amx_rows; ++i) {
+    for (int64_t unit = 0; unit < amx_units; ++unit) {
+      const auto bits = [&](int64_t k) -> uint32_t {
+        return i < count && k < depth ? lines.from[i * lines.line_stride + k * lines.depth_stride].bits : 0;
+      };
+      out[by_unit ? unit * amx_units + i : i * amx_units + unit] = bits(2 * unit) | (bits(2 * unit + 1) << 16);
+    }
+  }
+}
+
 #endif
 
 template <bool by_unit>
 void pack_any_tile(Unit* out, const Lines& lines, int64_t count, int64_t depth) {
 #ifdef __AVX512F__
   if (count == amx_rows && depth == tile_depth) return pack_tile<by_unit>(out, lines);
-#endif
+  pack_part_by_vectors<by_unit>(out, lines, count, depth);
+#else
   pack_part_of_tile<by_unit>(out, lines, count, depth);
+#endif
 }
 
 // Packs a strip of up to 32 lines tile by tile: the two tiles of a step along the depth, then those of the next step.
@@ -104,24 +133,31 @@ struct StripPacker {
   }
 };
 
-// A sum [32][32] that is stored row by row, with the op's bias and, if the op accumulates, added to c.
+// A sum [32][32] that is stored row of c by row of c, with the op's bias and, if the op accumulates, added to c. With
+// c_by_columns a row of c is a column of the sum.
 struct StoredSum {
-  const float* sum = nullptr;
+  float* sum = nullptr;
   int64_t row = 0, col = 0, rows = 0, cols = 0;  // its place in c
-  int64_t next = 0;                              // row of the sum
+  int64_t next = 0;                              // row of c
 
   bool has_rows() const { return next < rows; }
 
   void store_row(const TiledLinear& op) {
-    const float* const from = sum + next * strip;
-    const int64_t at = (row + next) * op.c_stride + col;
-    ++next;
+    const int64_t from = next++;
+    const int64_t at = (row + from) * op.c_stride + col;
     const bf16* const bias = op.bias == nullptr ? nullptr : static_cast<const bf16*>(op.bias) + col;
 #ifdef __AVX512BF16__
-    if (cols == strip) return store_whole_row(op, from, at, bias);
+    if (cols == strip) {
+      if (!op.c_by_columns) return store_whole_row(op, sum + from * strip, sum + from * strip + lanes, at, bias);
+      const int64_t first = from / lanes * lanes;
+      if (from == first) transpose_columns(first);
+      const float* const left = sum + (from - first) * strip + first;
+      return store_whole_row(op, left, left + lanes * strip, at, bias);
+    }
 #endif
+    const int64_t step = op.c_by_columns ? strip : 1;
     for (int64_t i = 0; i < cols; ++i) {
-      const float value = from[i] + (bias == nullptr ? 0.0F : as_float(bias[i]));
+      const float value = sum[from * (strip + 1 - step) + i * step] + (bias == nullptr ? 0.0F : as_float(bias[i]));
       if (op.c_dtype == DType::bf16) {
         assign(static_cast<bf16*>(op.c)[at + i], value);
       } else {
@@ -132,8 +168,15 @@ struct StoredSum {
   }
 
 #ifdef __AVX512BF16__
-  static void store_whole_row(const TiledLinear& op, const float* from, int64_t at, const bf16* bias) {
-    Vec left = load(from), right = load(from + lanes);
+  // Transposes two blocks of 16 columns where they lie.
+  void transpose_columns(int64_t first) {
+    Unit* const block = reinterpret_cast<Unit*>(sum) + first;
+    transpose_block(block, strip, block, strip);
+    transpose_block(block + lanes * strip, strip, block + lanes * strip, strip);
+  }
+  static void store_whole_row(const TiledLinear& op, const float* first_half, const float* second_half, int64_t at,
+                              const bf16* bias) {
+    Vec left = load(first_half), right = load(second_half);
     if (bias != nullptr) {
       left += reinterpret_cast<Vec>(load_halves(bias) << 16);
       right += reinterpret_cast<Vec>(load_halves(bias + lanes) << 16);
@@ -155,18 +198,22 @@ struct StoredSum {
 #endif
 };
 
-// Work of the vector units beside the products of tiles, in shares of a step: the next strip of a is packed, and a sum
-// is stored.
+// Work of the vector units beside the products of tiles, in shares of a step: the next strip of an operand is packed, a
+// later one fetched, and a sum is stored.
+template <typename Packer>
 struct SideWork {
   const TiledLinear& op;
-  StripPacker<false> packer;
+  Packer packer;
   StoredSum stored;
-  int64_t tiles = 0, steps = 1;  // tiles that are packed in so many steps
+  RowFetcher fetcher = {};
+  int64_t tiles = 0, steps = 1;  // so many calls of the packer in so many steps
   int64_t credit = 0;
+  int64_t rows_per_step = 2;  // rows of a sum that a step stores
 
   void step() {
     for (credit += tiles; credit >= steps; credit -= steps) packer.pack_next();
-    for (int row = 0; row < 2 && stored.has_rows(); ++row) stored.store_row(op);
+    for (int64_t row = 0; row < rows_per_step && stored.has_rows(); ++row) stored.store_row(op);
+    fetcher.step();
   }
   void store(const StoredSum& sum) {
     while (stored.has_rows()) stored.store_row(op);
@@ -174,9 +221,15 @@ struct SideWork {
   }
 };
 
+// A strip of a: packed, or where its rows lie. Distances are in units.
+struct LeftStrip {
+  const Unit* units;
+  int64_t row = amx_units, tile = units_of_tile, step = 2 * units_of_tile;
+};
+
 // c [32][32] (+)= strips a b, of which the first 16 or all 32 rows and columns are computed.
-template <int row_tiles, int col_tiles>
-void strip_product(float* c, const Unit* a, const Unit* b, int64_t steps, bool accumulate, SideWork& side) {
+template <int row_tiles, int col_tiles, typename Packer>
+void strip_product(float* c, LeftStrip a, const Unit* b, int64_t steps, bool accumulate, SideWork<Packer>& side) {
   constexpr bool two_rows = row_tiles == 2, two_cols = col_tiles == 2;
   float* const below = c + amx_rows * strip;
   if (accumulate) {
@@ -190,8 +243,8 @@ void strip_product(float* c, const Unit* a, const Unit* b, int64_t steps, bool a
     if constexpr (two_rows) zero_tile<2>();
     if constexpr (two_rows && two_cols) zero_tile<3>();
   }
-  for (int64_t step = 0; step < steps; ++step, a += 2 * units_of_tile, b += 2 * units_of_tile) {
-    load_tile<4>(a, amx_units);
+  for (int64_t step = 0; step < steps; ++step, a.units += a.step, b += 2 * units_of_tile) {
+    load_tile<4>(a.units, a.row);
     load_tile<6>(b, amx_units);
     multiply_tiles<0, 4, 6>();
     if constexpr (two_cols) {
@@ -199,7 +252,7 @@ void strip_product(float* c, const Unit* a, const Unit* b, int64_t steps, bool a
       multiply_tiles<1, 4, 7>();
     }
     if constexpr (two_rows) {
-      load_tile<5>(a + units_of_tile, amx_units);
+      load_tile<5>(a.units + a.tile, a.row);
       multiply_tiles<2, 5, 6>();
     }
     if constexpr (two_rows && two_cols) multiply_tiles<3, 5, 7>();
@@ -211,8 +264,9 @@ void strip_product(float* c, const Unit* a, const Unit* b, int64_t steps, bool a
   if constexpr (two_rows && two_cols) store_tile<3>(below + amx_units, strip);
 }
 
-inline void strip_product_of(float* c, const Unit* a, const Unit* b, const ProductSizes& sizes, bool accumulate,
-                             SideWork& side) {
+template <typename Packer>
+void strip_product_of(float* c, const LeftStrip& a, const Unit* b, const ProductSizes& sizes, bool accumulate,
+                      SideWork<Packer>& side) {
   const int64_t steps = (sizes.depth + tile_depth - 1) / tile_depth;
   const bool two_rows = sizes.rows > amx_rows, two_cols = sizes.cols > amx_units;
   if (two_rows && two_cols) return strip_product<2, 2>(c, a, b, steps, accumulate, side);
@@ -221,22 +275,152 @@ inline void strip_product_of(float* c, const Unit* a, const Unit* b, const Produ
   strip_product<1, 1>(c, a, b, steps, accumulate, side);
 }
 
+#ifdef __AVX512F__
+// Packs two whole tiles of b, which lie side by side and whose rows are contiguous. `fetches`: and fetches the two of
+// the next step.
+template <bool fetches>
+void pack_two_tiles(Unit* out, const Lines& columns) {
+  using Halves [[gnu::vector_size(64)]] = uint16_t;
+  Halves low, high;
+  for (int i = 0; i < 32; ++i) {
+    low[i] = static_cast<uint16_t>(i / 2 + i % 2 * 32);
+    high[i] = static_cast<uint16_t>(low[i] + 16);
+  }
+  for (int64_t unit = 0; unit < amx_units; ++unit) {
+    const bf16* const even = columns.from + 2 * unit * columns.depth_stride;
+    const auto first = reinterpret_cast<Halves>(load(even));
+    const auto second = reinterpret_cast<Halves>(load(even + columns.depth_stride));
+    if constexpr (fetches) {
+      __builtin_prefetch(even + tile_depth * columns.depth_stride);
+      __builtin_prefetch(even + (tile_depth + 1) * columns.depth_stride);
+    }
+    store(out + unit * amx_units, reinterpret_cast<Vec>(__builtin_shuffle(first, second, low)));
+    store(out + units_of_tile + unit * amx_units, reinterpret_cast<Vec>(__builtin_shuffle(first, second, high)));
+  }
+}
+#endif
+
+// Packs two neighbouring tiles of b, of which `count` columns and `depth` terms exist.
+template <bool fetches>
+void pack_columns_of_step(Unit* out, const Lines& columns, int64_t count, int64_t depth) {
+#ifdef __AVX512F__
+  if (columns.depth_stride != 1 && count == strip && depth == tile_depth) return pack_two_tiles<fetches>(out, columns);
+#endif
+  pack_any_tile<true>(out, columns, smaller(count, amx_rows), depth);
+  if (count > amx_rows) pack_any_tile<true>(out + units_of_tile, columns.at(amx_rows, 0), count - amx_rows, depth);
+}
+
+// Packs a strip of up to 32 columns, a step along the depth at a time.
+template <bool fetches>
+struct ColumnPacker {
+  Unit* out = nullptr;
+  Lines columns = {};
+  int64_t count = 0, depth = 0;
+  int64_t step = 0;  // the next one
+
+  void pack_next() {
+    const int64_t k = step * tile_depth;
+    pack_columns_of_step<fetches>(out + step * 2 * units_of_tile, columns.at(0, k), count,
+                                  smaller(tile_depth, depth - k));
+    ++step;
+  }
+};
+
 // Packs all columns of a block, in the order of memory if rows of b are contiguous.
-inline void pack_columns(Unit* out, const Lines& columns, int64_t count, int64_t depth, int64_t strip_units) {
-  const int64_t tiles = strip_units / units_of_tile;
-  for (int64_t tile = 0; tile < tiles; ++tile) {
+inline void pack_columns(Unit* out, const Lines& columns, int64_t count, int64_t depth) {
+  const int64_t steps = (depth + tile_depth - 1) / tile_depth;
+  for (int64_t step = 0; step < steps; ++step) {
     for (int64_t col = 0; col < count; col += strip) {
-      StripPacker<true>{out + col / strip * strip_units, columns.at(col, 0), smaller(strip, count - col), depth, tile}
+      ColumnPacker<true>{out + col * steps * units_of_tile / amx_units, columns.at(col, 0), smaller(strip, count - col),
+                         depth, step}
           .pack_next();
     }
   }
 }
 
-inline void linear_block_of(const TiledLinear& op, const LinearBlock& block, const LinearBlockBuffers& buffers) {
+// Terms of sums that blocks with few rows read of all columns before the next.
+constexpr int64_t short_chunk = 128;
+
+// RETURNS a fetcher, for so many steps, of rows of b behind a chunk: the next chunk or, behind the last, that of the
+// next block.
+inline RowFetcher fetch_chunk(const TiledLinear& op, const LinearBlock& block, int64_t k, int64_t steps) {
+  const auto* const b = static_cast<const bf16*>(op.b) + block.col * op.b_col_stride;
+  const int64_t next = k + short_chunk < op.depth ? k + short_chunk : 0;
+  const bf16* const from = next > 0 ? b + next * op.b_row_stride : static_cast<const bf16*>(block.next);
+  if (from == nullptr || op.b_col_stride != 1) return {};
+  return fetch_rows_of(from, op.b_row_stride, smaller(short_chunk, op.depth - next), block.cols, steps);
+}
+
+// Computes a block of few rows whose b is read once: while a strip of columns is multiplied, the next is packed.
+inline void few_rows_of(const TiledLinear& op, const LinearBlock& block, const LinearBlockBuffers& buffers) {
   const Lines rows = Lines{static_cast<const bf16*>(op.a), op.a_row_stride, op.a_col_stride}.at(block.row, 0);
   const Lines columns = Lines{static_cast<const bf16*>(op.b), op.b_col_stride, op.b_row_stride}.at(block.col, 0);
   const int64_t row_strips = (block.rows + strip - 1) / strip, col_strips = (block.cols + strip - 1) / strip;
-  const bool chunks = op.depth > linear_block_depth;
+  const int64_t chunks = (op.depth + short_chunk - 1) / short_chunk;
+  const int64_t most_steps = short_chunk / tile_depth, strip_units = most_steps * 2 * units_of_tile;
+  const auto packer = [&](int64_t index) {
+    const int64_t k = index / col_strips * short_chunk, col = index % col_strips * strip;
+    return ColumnPacker<false>{buffers.b + index % 2 * strip_units, columns.at(col, k),
+                               smaller(strip, block.cols - col), smaller(short_chunk, op.depth - k)};
+  };
+  SideWork<ColumnPacker<false>> side{.op = op, .packer = packer(0), .stored = {}};
+  for (int64_t k = 0; k < op.depth; k += short_chunk) {
+    const int64_t depth = smaller(short_chunk, op.depth - k), steps = (depth + tile_depth - 1) / tile_depth;
+    for (int64_t r = 0; r < row_strips; ++r) {
+      StripPacker<false> left{buffers.a + r * strip_units, rows.at(r * strip, k),
+                              smaller(strip, block.rows - r * strip), depth};
+      while (left.tile < 2 * steps) left.pack_next();
+    }
+    side.steps = row_strips * steps;
+    side.fetcher = fetch_chunk(op, block, k, col_strips * side.steps);
+    side.rows_per_step = (strip + steps - 1) / steps;
+    for (int64_t c = 0; c < col_strips; ++c) {
+      const int64_t index = k / short_chunk * col_strips + c;
+      while (side.packer.step * tile_depth < side.packer.depth) side.packer.pack_next();
+      const ColumnPacker<false> packed = side.packer;
+      side.packer = index + 1 < chunks * col_strips ? packer(index + 1) : ColumnPacker<false>{};
+      side.tiles = (side.packer.depth + tile_depth - 1) / tile_depth;
+      for (int64_t r = 0; r < row_strips; ++r) {
+        float* const sum = buffers.sums + (c * row_strips + r) * strip * strip;
+        const ProductSizes sizes{smaller(strip, block.rows - r * strip), packed.count, depth};
+        strip_product_of(sum, {buffers.a + r * strip_units}, packed.out, sizes, k > 0, side);
+        if (k + short_chunk >= op.depth)
+          side.store({sum, block.row + r * strip, block.col + c * strip, sizes.rows, sizes.cols});
+      }
+    }
+  }
+  side.store({});
+}
+
+// RETURNS a fetcher, for so many steps, of weights that a has: the strip after the next or, behind the last, one of the
+// next chunk or block.
+inline RowFetcher fetch_strip(const TiledLinear& op, const LinearBlock& block, int64_t k, int64_t row_strip,
+                              int64_t steps) {
+  const bf16* const a = static_cast<const bf16*>(op.a) + block.row * op.a_row_stride;
+  const int64_t strips = (block.rows + strip - 1) / strip, chunk = smaller(linear_block_depth, op.depth);
+  const int64_t ahead = row_strip + 2;
+  if (ahead < strips) {
+    return fetch_rows_of(a + ahead * strip * op.a_row_stride + k, op.a_row_stride,
+                         smaller(strip, block.rows - ahead * strip), smaller(chunk, op.depth - k), steps);
+  }
+  const bf16* const behind = k + chunk < op.depth ? a + k + chunk : static_cast<const bf16*>(block.next);
+  if (behind == nullptr) return {};
+  return fetch_rows_of(behind + (ahead - strips) * strip * op.a_row_stride, op.a_row_stride, strip, chunk, steps);
+}
+
+// RETURNS whether tiles can load rows of a where they lie.
+inline bool has_tiles_of_rows(const TiledLinear& op, const LinearBlock& block) {
+  return op.c_by_columns && op.a_col_stride == 1 && op.a_row_stride % 2 == 0 && op.depth % tile_depth == 0 &&
+         block.rows % amx_rows == 0 && reinterpret_cast<uintptr_t>(op.a) % sizeof(Unit) == 0;
+}
+
+inline void linear_block_of(const TiledLinear& op, const LinearBlock& block, const LinearBlockBuffers& buffers) {
+  if (block.fetches && !op.c_by_columns && block.rows <= linear_few_rows && op.depth > 0)
+    return few_rows_of(op, block, buffers);
+  const Lines rows = Lines{static_cast<const bf16*>(op.a), op.a_row_stride, op.a_col_stride}.at(block.row, 0);
+  const Lines columns = Lines{static_cast<const bf16*>(op.b), op.b_col_stride, op.b_row_stride}.at(block.col, 0);
+  const int64_t row_strips = (block.rows + strip - 1) / strip, col_strips = (block.cols + strip - 1) / strip;
+  const bool chunks = op.depth > linear_block_depth, in_place = has_tiles_of_rows(op, block);
   for (int64_t k = 0; k == 0 || k < op.depth; k += linear_block_depth) {
     const int64_t depth = smaller(linear_block_depth, op.depth - k);
     const int64_t steps = (depth + tile_depth - 1) / tile_depth, strip_units = steps * 2 * units_of_tile;
@@ -244,21 +428,28 @@ inline void linear_block_of(const TiledLinear& op, const LinearBlock& block, con
       return StripPacker<false>{buffers.a + row_strip % 2 * strip_units, rows.at(row_strip * strip, k),
                                 smaller(strip, block.rows - row_strip * strip), depth};
     };
-    pack_columns(buffers.b, columns.at(0, k), block.cols, depth, strip_units);
-    SideWork side{.op = op, .packer = packer(0), .stored = {}, .steps = col_strips * steps};
-    while (side.packer.tile < 2 * steps) side.packer.pack_next();
+    const auto left = [&](int64_t row_strip) -> LeftStrip {
+      if (!in_place) return {buffers.a + row_strip % 2 * strip_units};
+      const int64_t stride = op.a_row_stride / 2;
+      return {reinterpret_cast<const Unit*>(rows.at(row_strip * strip, k).from), stride, amx_rows * stride, amx_units};
+    };
+    SideWork<StripPacker<false>> side{.op = op, .packer = packer(0), .stored = {}, .steps = col_strips * steps};
+    pack_columns(buffers.b, columns.at(0, k), block.cols, depth);
+    if (steps > 0) side.rows_per_step = larger(2, (strip + steps - 1) / steps);
+    while (!in_place && side.packer.tile < 2 * steps) side.packer.pack_next();
     for (int64_t r = 0; r < row_strips; ++r) {
-      const StripPacker current = packer(r);
-      side.tiles = r + 1 < row_strips ? 2 * steps : 0;
+      side.tiles = r + 1 < row_strips && !in_place ? 2 * steps : 0;
       if (side.tiles > 0) side.packer = packer(r + 1);
+      if (block.fetches && op.c_by_columns) side.fetcher = fetch_strip(op, block, k, r, side.steps);
       for (int64_t c = 0; c < col_strips; ++c) {
         const int64_t index = r * col_strips + c;
         float* const sum = buffers.sums + (chunks ? index : index % 2) * strip * strip;
-        const ProductSizes sizes{current.count, smaller(strip, block.cols - c * strip), depth};
-        strip_product_of(sum, current.out, buffers.b + c * strip_units, sizes, k > 0, side);
-        if (k + linear_block_depth >= op.depth) {
-          side.store({sum, block.row + r * strip, block.col + c * strip, sizes.rows, sizes.cols});
-        }
+        const ProductSizes sizes{smaller(strip, block.rows - r * strip), smaller(strip, block.cols - c * strip), depth};
+        strip_product_of(sum, left(r), buffers.b + c * strip_units, sizes, k > 0, side);
+        if (k + linear_block_depth < op.depth) continue;
+        const int64_t row = block.row + r * strip, col = block.col + c * strip;
+        side.store(op.c_by_columns ? StoredSum{sum, col, row, sizes.cols, sizes.rows}
+                                   : StoredSum{sum, row, col, sizes.rows, sizes.cols});
       }
     }
     side.store({});

@@ -126,6 +126,8 @@ struct TiledLinear {
   int64_t c_stride;
   bool accumulate;                  // adds to c; REQUIRES c to be f32
   bool writes_past_caches = false;  // c is too large for caches
+  // linear_block alone: element (row, col) of c lies at col * c_stride + row.
+  bool c_by_columns = false;
 };
 
 struct TiledLinearBuffers {
@@ -133,15 +135,20 @@ struct TiledLinearBuffers {
   float* c;               // [tile_size][tile_size]
 };
 
-// A block of a product's result that one thread computes (MatrixKernels::linear_block).
-struct LinearBlock {
-  int64_t row, col, rows, cols;
-};
-
 constexpr int64_t linear_block_strip = 32;    // rows and columns that one sum has
 constexpr int64_t linear_block_depth = 1024;  // terms of a sum before the next chunk is packed
 constexpr int64_t linear_block_cols = 512;    // at most
 constexpr int64_t linear_block_rows = 512;    // at most, of a product with more than linear_block_depth terms
+// Blocks of so few rows may have more columns, if they fetch b: b is read from end to end, a few rows at a time.
+constexpr int64_t linear_few_rows = 128, linear_few_rows_cols = 2048;
+
+// A block of a product's result that one thread computes (MatrixKernels::linear_block).
+struct LinearBlock {
+  int64_t row, col, rows, cols;
+  // Weights, which are read once, are fetched ahead: a if c_by_columns, else b.
+  bool fetches = false;
+  const void* next = nullptr;  // the weights of the block that the thread computes next, if any
+};
 
 struct LinearBlockBuffers {
   Unit* b;      // [linear_block_cols][linear_block_depth / 2]
@@ -167,6 +174,9 @@ struct MatrixKernels {
   // Computes a block of c for operands of bf16; nullptr where the CPU has no tiles. Its bits depend on the product
   // alone.
   void (*linear_block)(const TiledLinear& op, const LinearBlock& block, const LinearBlockBuffers& buffers);
+  // Computes a block of c for float operands, and fetches the weights of `block.next`. REQUIRES: columns of b are
+  // contiguous; at most tile_size rows and linear_few_rows_cols columns; a depth above 0.
+  void (*float_rows)(const TiledLinear& op, const LinearBlock& block, const LinearBlockBuffers& buffers);
   // sums[c] (+)= sum over rows of values[row][c], for cols <= column_sum_width: in float over groups of a few rows, in
   // double over the groups.
   void (*column_sums)(const void* values, DType dtype, int64_t stride, int64_t rows, int64_t cols, bool accumulate,

@@ -1,5 +1,6 @@
 // Compiled once per instruction set; GPTRAIN_MATRIX_KERNELS is the name of its table.
 #include "ops/cpu/kernels/attention_passes.h"
+#include "ops/cpu/kernels/float_tiles.h"
 #include "ops/cpu/kernels/linear_blocks.h"
 #include "ops/cpu/kernels/matrix_kernel_table.h"
 #include "ops/cpu/kernels/tile.h"
@@ -90,11 +91,6 @@ bool write_past_caches([[maybe_unused]] float* c, [[maybe_unused]] int64_t strid
 #endif
 }
 
-// A tile of the result.
-struct CTile {
-  int64_t row, col, rows, cols;
-};
-
 // Adds the op's bias, or c if the op accumulates, to a tile of the result, and stores it.
 template <typename T>
 void store_tile_of(const TiledLinear& op, const CTile& at, float* tile) {
@@ -158,6 +154,10 @@ void tiled_linear_of(const TiledLinear& op, int64_t row, int64_t col, const Tile
   if constexpr (pairs) {
     if (op.depth > 0 && op.a_col_stride == 1 && op.b_row_stride == 1) return tile_by_columns(op, at, buffers);
   }
+  if constexpr (sizeof(T) == sizeof(float)) {
+    if (op.depth > 0 && float_tile(op, at, buffers)) return;
+    return store_tile_of<T>(op, at, buffers.c);
+  }
   for (int64_t first = 0; first < op.depth; first += tile_size) {
     const int64_t depth = smaller(tile_size, op.depth - first);
     const T* const a_tile = a + row * op.a_row_stride + first * op.a_col_stride;
@@ -206,6 +206,12 @@ void linear_block(const TiledLinear& op, const LinearBlock& block, const LinearB
   linear_block_of(op, block, buffers);
 }
 
+void float_rows(const TiledLinear& op, const LinearBlock& block, const LinearBlockBuffers& buffers) {
+  constexpr int64_t square = tile_size * tile_size;
+  const TiledLinearBuffers tiles{buffers.a, buffers.b, buffers.b + square, buffers.sums};
+  float_block(op, block, tiles, [&](const CTile& at, float* sums) { store_tile_of<float>(op, at, sums); });
+}
+
 // Rows summed in float. Their sums are added in double, so that the error of a column's sum does not grow with the
 // rows.
 constexpr int64_t column_sum_rows = 16;
@@ -241,6 +247,6 @@ extern const MatrixKernels GPTRAIN_MATRIX_KERNELS;
 const MatrixKernels GPTRAIN_MATRIX_KERNELS = {attention_forward, attention_backward,
                                               picked_forward,    picked_backward,
                                               tiled_linear,      tile_products ? linear_block : nullptr,
-                                              column_sums};
+                                              float_rows,        column_sums};
 
 }  // namespace gptrain::ops

@@ -37,10 +37,12 @@ using UnalignedVec [[gnu::vector_size(lanes * 4), gnu::aligned(4), gnu::may_alia
 
 inline Vec load(const void* from) { return *static_cast<const UnalignedVec*>(from); }
 inline void store(void* to, Vec value) { *static_cast<UnalignedVec*>(to) = value; }
-inline Vec broadcast(float value) { return Vec{} + value; }
+// Subtracts zeros, which leaves nothing to compute: adding them would turn -0 into 0.
+inline Vec broadcast(float value) { return value - Vec{}; }
 
 constexpr int64_t round_up(int64_t value, int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 constexpr int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+constexpr int64_t larger(int64_t a, int64_t b) { return a < b ? b : a; }
 
 inline float as_float(bf16 value) { return __builtin_bit_cast(float, uint32_t{value.bits} << 16); }
 inline float as_float(float value) { return value; }
@@ -189,6 +191,44 @@ inline void pack_row_pairs(Unit* out, int64_t stride, const bf16* from, int64_t 
     const int64_t first_zero = row < rows ? cols : 0;
     std::memset(to + first_zero, 0, (stride - first_zero) * 4);
   }
+}
+
+// Fetches rows of a matrix into the second-level cache, some lines a step.
+struct RowFetcher {
+  const std::byte* at = nullptr;
+  int64_t gap = 0;              // bytes between rows
+  int64_t width = 0, left = 0;  // bytes of a row, and those of this row that are left
+  int64_t rows = 0;             // rows that are left
+  int64_t lines_per_step = 0;
+
+  void step() {
+    for (int64_t i = 0; i < lines_per_step && rows > 0; ++i) fetch();
+  }
+
+ private:
+  void fetch() {
+    constexpr int64_t line = 64;
+    __builtin_prefetch(at, 0, 2);
+    at += line;
+    left -= line;
+    if (left > 0) return;
+    at += left + gap;
+    left = width;
+    --rows;
+  }
+};
+
+// RETURNS a fetcher that is done after so many steps.
+template <typename T>
+RowFetcher fetch_rows_of(const T* from, int64_t stride, int64_t rows, int64_t cols, int64_t steps) {
+  constexpr int64_t line = 64, size = static_cast<int64_t>(sizeof(T));
+  const int64_t width = cols * size, lines = rows * ((width + line - 1) / line);
+  return {reinterpret_cast<const std::byte*>(from),
+          (stride - cols) * size,
+          width,
+          width,
+          rows,
+          (lines + steps - 1) / steps};
 }
 
 // rows[j][i] = rows[i][j]. Each round interleaves row i with row i + lanes / 2.
