@@ -97,14 +97,17 @@ void require_address_space(int64_t bytes) {
   }
 }
 
-void require_file_size(int64_t bytes) {
+bool may_write_all_sizes() {
   rlimit limit{};
-  if (getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+  return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY;
+}
+
+void require_file_size(int64_t bytes, std::string_view file) {
+  rlimit limit{};
+  if (may_write_all_sizes() || getrlimit(RLIMIT_FSIZE, &limit) != 0) return;
   if (limit.rlim_cur >= static_cast<rlim_t>(bytes)) return;
-  throw Error(
-      ExitCode::machine,
-      "the process may write files of {} (ulimit -f), and the largest file of a checkpoint has {}: raise the limit",
-      format_bytes(static_cast<double>(limit.rlim_cur)), format_bytes(static_cast<double>(bytes)));
+  throw Error(ExitCode::machine, "the process may write files of {} (ulimit -f), and {} has {}: raise the limit",
+              format_bytes(static_cast<double>(limit.rlim_cur)), file, format_bytes(static_cast<double>(bytes)));
 }
 
 }  // namespace gptrain::base

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 namespace gptrain::inline base {
 
@@ -17,7 +18,11 @@ void require_open_files(int64_t ranks);
 // THROWS Error(machine) unless the process may have `bytes` more of address space and of data (ulimit -v, -d).
 void require_address_space(int64_t bytes);
 
-// THROWS Error(machine) unless the process may write files of `bytes` (ulimit -f).
-void require_file_size(int64_t bytes);
+// Returns true if the process may write files of any size.
+bool may_write_all_sizes();
+
+// THROWS Error(machine) unless the process may write files of `bytes` (ulimit -f). `file`: which of its files is that
+// large, for the message.
+void require_file_size(int64_t bytes, std::string_view file);
 
 }  // namespace gptrain::base

@@ -187,26 +187,29 @@ uint32_t write_slice(const Slice& slice, SafetensorsWriter& writer, NotFinite no
   return crc;
 }
 
-// Begins a file whose header names the slices.
-SafetensorsWriter begin_file(const fs::path& path, std::span<const Slice> slices) {
-  std::vector<SafetensorsTensor> tensors;
-  SafetensorsMetadata metadata;
-  for (const Slice& slice : slices) {
-    tensors.push_back({slice_key(slice), slice.dtype, slice.shape});
-    try {
-      metadata[slice_key(slice)] = format_origin(slice);
-    } catch (const json::exception&) {
-      throw Error(ExitCode::checkpoint, "a tensor's name is not valid UTF-8");
+// The parts of a file's header that name its slices.
+struct SliceNames {
+  explicit SliceNames(std::span<const Slice> slices) {
+    for (const Slice& slice : slices) {
+      tensors.push_back({slice_key(slice), slice.dtype, slice.shape});
+      try {
+        metadata[slice_key(slice)] = format_origin(slice);
+      } catch (const json::exception&) {
+        throw Error(ExitCode::checkpoint, "a tensor's name is not valid UTF-8");
+      }
     }
   }
-  return SafetensorsWriter(path, tensors, metadata);
-}
+
+  std::vector<SafetensorsTensor> tensors;
+  SafetensorsMetadata metadata;
+};
 
 FileRecord write_file(const fs::path& folder, const std::string& name, std::span<const Slice> slices,
                       NotFinite not_finite) {
   FileRecord record;
   record.name = name;
-  SafetensorsWriter writer = begin_file(folder / name, slices);
+  const SliceNames names(slices);
+  SafetensorsWriter writer(folder / name, names.tensors, names.metadata);
   for (const Slice& slice : slices) record.slices_crc32c[slice_key(slice)] = write_slice(slice, writer, not_finite);
   writer.finish();
   record.bytes = writer.file_bytes();
@@ -214,11 +217,10 @@ FileRecord write_file(const fs::path& folder, const std::string& name, std::span
   return record;
 }
 
-}  // namespace
-
-std::vector<FileRecord> write_rank_files(const fs::path& folder, int64_t rank, const std::vector<Slice>& given,
-                                         int64_t part_bytes, NotFinite not_finite) {
-  check_slices(given);
+// Calls make(name, slices) for each file of a rank, and returns the results.
+template <typename Make>
+std::vector<FileRecord> for_each_rank_file(int64_t rank, const std::vector<Slice>& given, int64_t part_bytes,
+                                           Make make) {
   std::vector<Slice> slices;
   for (const Slice& slice : given) cut_slice(slice, part_bytes, slices);
   // Large elements first: other readers want each tensor at a multiple of its elements' size.
@@ -239,10 +241,31 @@ std::vector<FileRecord> write_rank_files(const fs::path& folder, int64_t rank, c
   size_t begin = 0;
   for (size_t part = 0; part < ends.size(); ++part) {
     const std::string name = ends.size() == 1 ? rank_file_name(rank) : rank_part_name(rank, static_cast<int64_t>(part));
-    records.push_back(write_file(folder, name, {slices.data() + begin, ends[part] - begin}, not_finite));
+    records.push_back(make(name, std::span<const Slice>(slices.data() + begin, ends[part] - begin)));
     begin = ends[part];
   }
   return records;
+}
+
+}  // namespace
+
+std::vector<FileRecord> write_rank_files(const fs::path& folder, int64_t rank, const std::vector<Slice>& slices,
+                                         int64_t part_bytes, NotFinite not_finite) {
+  check_slices(slices);
+  return for_each_rank_file(rank, slices, part_bytes, [&](const std::string& name, std::span<const Slice> of_file) {
+    return write_file(folder, name, of_file, not_finite);
+  });
+}
+
+std::vector<FileRecord> plan_rank_files(int64_t rank, const std::vector<Slice>& slices, int64_t part_bytes) {
+  return for_each_rank_file(rank, slices, part_bytes, [](const std::string& name, std::span<const Slice> of_file) {
+    const SliceNames names(of_file);
+    FileRecord record;
+    record.name = name;
+    record.bytes = safetensors_file_bytes(names.tensors, names.metadata);
+    for (const Slice& slice : of_file) record.slices_crc32c[slice_key(slice)] = 0;
+    return record;
+  });
 }
 
 StoredManifest read_named_manifest(const fs::path& checkpoint) {

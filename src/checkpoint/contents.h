@@ -28,6 +28,10 @@ std::vector<FileRecord> write_rank_files(const std::filesystem::path& folder, in
                                          const std::vector<Slice>& slices, int64_t part_bytes = usual_part_bytes,
                                          NotFinite not_finite = NotFinite::refused);
 
+// Returns these records without checksums: reads no data of the slices and writes nothing.
+std::vector<FileRecord> plan_rank_files(int64_t rank, const std::vector<Slice>& slices,
+                                        int64_t part_bytes = usual_part_bytes);
+
 struct StoredSlice {
   size_t file = 0;  // index in the manifest's list of files
   SafetensorsEntry entry;

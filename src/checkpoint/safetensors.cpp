@@ -55,7 +55,7 @@ std::optional<int64_t> tensor_bytes(const SafetensorsTensor& tensor) {
   return bytes;
 }
 
-// Returns the header's text without padding: JSON whose keys are in the order of their bytes. Its values are made one
+// Returns the header's text, padded: JSON whose keys are in the order of their bytes. Its values are made one
 // by one, as all of them together would take several times the memory of the text.
 std::string header_text(const std::vector<SafetensorsTensor>& tensors, const SafetensorsMetadata& metadata,
                         int64_t& data_bytes) {
@@ -88,6 +88,8 @@ std::string header_text(const std::vector<SafetensorsTensor>& tensors, const Saf
       if (counts) text.reserve(size + most_at_end);
     }
     text += text.empty() ? "{}" : "}";
+    const auto unpadded = static_cast<int64_t>(text.size());
+    text.append((header_alignment - unpadded % header_alignment) % header_alignment, ' ');
     return text;
   } catch (const json::exception&) {
     fault("a tensor's name is not valid UTF-8");
@@ -220,8 +222,6 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
   } catch (const Error& e) {
     throw Error(e.code(), "cannot write {}: {}", path.string(), e.what());
   }
-  const auto unpadded = static_cast<int64_t>(text.size());
-  text.append((header_alignment - unpadded % header_alignment) % header_alignment, ' ');
   const uint64_t length = text.size();
   if (length > uint64_t{max_tensor_header_bytes}) {
     throw Error(ExitCode::checkpoint, "cannot write {}: a header of {} bytes is beyond the limit of safetensors",
@@ -232,6 +232,12 @@ SafetensorsWriter::SafetensorsWriter(const std::filesystem::path& path, const st
   if (file_bytes_ >= least_direct_bytes) file_.write_past_cache();
   file_.write(&length, length_bytes);
   file_.write(text.data(), static_cast<int64_t>(length));
+}
+
+int64_t safetensors_file_bytes(const std::vector<SafetensorsTensor>& tensors, const SafetensorsMetadata& metadata) {
+  int64_t data_bytes = 0;
+  const std::string text = header_text(tensors, metadata, data_bytes);
+  return length_bytes + static_cast<int64_t>(text.size()) + data_bytes;
 }
 
 uint32_t SafetensorsWriter::write(const void* data, int64_t bytes, uint32_t crc) {

@@ -49,6 +49,9 @@ class SafetensorsWriter {
   int64_t file_bytes_ = 0;
 };
 
+// Returns the size of the file that a SafetensorsWriter writes.
+int64_t safetensors_file_bytes(const std::vector<SafetensorsTensor>& tensors, const SafetensorsMetadata& metadata);
+
 struct SafetensorsEntry {
   SafetensorsTensor tensor;
   int64_t offset = 0;  // offset of the first byte in the file

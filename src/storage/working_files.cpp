@@ -13,6 +13,7 @@
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/event.h"
+#include "base/process_limits.h"
 #include "base/thread.h"
 #include "base/units.h"
 
@@ -102,6 +103,7 @@ void WorkingFiles::open(const std::filesystem::path& folder, const std::string& 
   do {
     error = posix_fallocate(file.descriptor, 0, file.bytes);
   } while (error == EINTR);
+  if (error == EFBIG) require_file_size(file.bytes, fmt::format("a working file of {}", disk_key));
   if (error == ENOSPC || error == EFBIG || error == EDQUOT) {
     std::error_code ignored;
     const auto space = std::filesystem::space(folder, ignored);

@@ -17,7 +17,6 @@
 #include "base/output.h"
 #include "base/process_limits.h"
 #include "base/thread.h"
-#include "checkpoint/contents.h"
 #include "comm/agree.h"
 #include "comm/process_world.h"
 #include "config/context_method.h"
@@ -30,6 +29,7 @@
 #include "step/device.h"
 #include "step/plan_step.h"
 #include "step/step_profiler.h"
+#include "train/file_sizes.h"
 #include "train/idle_ranks.h"
 #include "train/loop.h"
 #include "train/refuse_on_all_ranks.h"
@@ -155,7 +155,7 @@ ExitCode run_rank(RunConfig config, const TrainOptions& options, const StopSigna
     const int32_t stage = stage_of(config, world, world.rank());
     const StepChoices choices = choose_step({config, share, world.size()}, stage, activation_bytes);
     plan = plan_step({config, share, world.size()}, choices, world.rank());
-    require_file_size(std::min(plan.written_bytes, usual_part_bytes));
+    require_file_sizes({config, share, world.size()}, options, plan.design, world.rank());
   });
   refuse_shortage(config, share, plan.memory().arenas, all, world);
   std::shared_ptr<const StepDesign> design = std::exchange(plan, {}).design;

@@ -9,6 +9,7 @@
 
 #include "base/crc32c.h"
 #include "base/error.h"
+#include "base/process_limits.h"
 #include "base/units.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files.h"
@@ -191,6 +192,7 @@ RunData open_data(const RunConfig& config, const Start& start, Communicator* all
     RunTokenizer tokenizer = find_run_tokenizer(config.data, config.model.vocab_size,
                                                 start.checkpoint ? read_tokenizer(*start.checkpoint) : std::nullopt);
     require_tokenizer_of_samples(config.run, config.model.vocab_size, tokenizer);
+    if (tokenizer.record) require_file_size(std::ssize(tokenizer.record->text), "a checkpoint's file of the tokenizer");
     ResumedData resumed = training_data(config, start);
     data.emplace(RunData{.tokenizer = std::move(tokenizer),
                          .warning = warning_of_repeated_files(config.data.train),

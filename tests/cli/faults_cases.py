@@ -41,6 +41,16 @@ def may_mount():
                           check=False).returncode == 0
 
 
+def run_under_limit(case, limit, *arguments):
+    """Runs a training, and limits the size of its files from step 1 on: a limit that is too low at the start is refused
+    (limits_cases.py). Returns the exit code and standard error."""
+    process = case.start(*arguments)
+    case.wait_until(lambda: process.stdout.readline().startswith("step 1/"), process)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (limit, limit))
+    _, error = process.communicate(timeout=TIMEOUT_SECONDS)
+    return process.returncode, error
+
+
 class Folder(CliCase):
     """The folder run.out is changed under a run."""
 
@@ -177,11 +187,9 @@ class Folder(CliCase):
         config = self.write_run(run={"steps": 100000})
         self.train(config, *overrides("run.out=sized", "run.steps=1"))
         largest = max(path.stat().st_size for path in self.checkpoint(1, "sized").iterdir())
-        limit = largest // 1024 + 4
-        done = subprocess.run(["bash", "-c", f'ulimit -f {limit}; exec "$@"', "bash", EXECUTABLE, "train", config],
-                              cwd=self.folder, capture_output=True, text=True, timeout=TIMEOUT_SECONDS, check=False)
-        self.assertEqual(done.returncode, CHECKPOINT, done.stderr[-500:])
-        self.assertRegex(done.stderr, r"gptrain: cannot write \S+: File too large; the state after step \d+ is saved in "
+        code, error = run_under_limit(self, largest + 4096, "train", config)
+        self.assertEqual(code, CHECKPOINT, error[-500:])
+        self.assertRegex(error, r"gptrain: cannot write \S+: File too large; the state after step \d+ is saved in "
                          r"out/checkpoints\n$")
         self.saved_step("out")
 
@@ -190,8 +198,8 @@ class FullDisk(CliCase):
     """Tests with a file size limit, which the system reports like a full disk, in other words."""
     LIMIT_BYTES = 8192
 
-    def refuse_beyond_limit(self, code, *arguments, bytes_of_file=LIMIT_BYTES):
-        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_of_file, bytes_of_file))
+    def refuse_beyond_limit(self, code, *arguments):
+        limit = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (self.LIMIT_BYTES, self.LIMIT_BYTES))
         done = subprocess.run([EXECUTABLE, *arguments], cwd=self.folder, stdin=subprocess.DEVNULL, capture_output=True,
                               timeout=TIMEOUT_SECONDS, check=False, preexec_fn=limit)
         error = done.stderr.decode()
@@ -213,11 +221,10 @@ class FullDisk(CliCase):
                          ["a.txt", "corpus.bin", "corpus.idx", "corpus.meta.json"])
 
     def test_what_a_run_saves_and_exports(self):
-        """A limit below the tensors is refused at the start (mishap_cases.py); here the file's header is too much."""
         config = self.write_run()
-        self.train(config, *overrides("run.out=sized", "run.steps=1"))
-        largest = max(path.stat().st_size for path in self.checkpoint(1, "sized").iterdir())
-        self.refuse_beyond_limit(CHECKPOINT, "train", config, bytes_of_file=largest - 1)
+        code, error = run_under_limit(self, 4096, "train", config, *overrides("run.steps=100000"))
+        self.assertEqual(code, CHECKPOINT, error)
+        self.assertIn("File too large", error)
         self.assertEqual(self.checkpoint_steps(), [])
         self.train(config, "--resume")
         self.refuse_beyond_limit(CHECKPOINT, "checkpoint", "export", "out", "--hf", "exported")

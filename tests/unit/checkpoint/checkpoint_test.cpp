@@ -43,9 +43,17 @@ fs::path save_ranks(const fs::path& out, const std::vector<Parts>& ranks, int64_
   create_folders(folder);
   StoredManifest stored{make_manifest(9), num_tensors, {}};
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
-    for (FileRecord& file :
-         write_rank_files(folder, static_cast<int64_t>(rank), ranks[rank].slices, part_bytes, NotFinite::allowed))
+    const auto number = static_cast<int64_t>(rank);
+    auto planned = plan_rank_files(number, ranks[rank].slices, part_bytes);
+    for (FileRecord& file : write_rank_files(folder, number, ranks[rank].slices, part_bytes, NotFinite::allowed)) {
+      REQUIRE(!planned.empty());
+      CHECK(planned.front().name == file.name);
+      CHECK(planned.front().bytes == file.bytes);
+      CHECK(planned.front().slices_crc32c.size() == file.slices_crc32c.size());
+      planned.erase(planned.begin());
       stored.files.push_back(std::move(file));
+    }
+    CHECK(planned.empty());
   }
   write_manifest(folder, stored);
   return folder;
