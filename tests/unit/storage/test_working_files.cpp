@@ -60,11 +60,11 @@ WorkingFilesOptions options_of(const std::vector<fs::path>& folders, bool uring 
   return {.folders = folders, .owner = "rank-5", .depth = 4, .may_use_uring = uring};
 }
 
-std::string message_of(const std::function<void()>& body) {
+std::string message_of(const std::function<void()>& body, ExitCode code = ExitCode::checkpoint) {
   try {
     body();
   } catch (const Error& error) {
-    CHECK(error.code() == ExitCode::checkpoint);
+    CHECK(error.code() == code);
     return error.what();
   }
   return {};
@@ -168,7 +168,7 @@ TEST_CASE("a folder that cannot hold working files is refused before the run") {
   const struct rlimit small { 1 << 20, before.rlim_max };
   const auto handler = std::signal(SIGXFSZ, SIG_IGN);
   REQUIRE(setrlimit(RLIMIT_FSIZE, &small) == 0);
-  const std::string full = message_of([&] { WorkingFiles(options_of({folder.path()}), pieces); });
+  const std::string full = message_of([&] { WorkingFiles(options_of({folder.path()}), pieces); }, ExitCode::machine);
   REQUIRE(setrlimit(RLIMIT_FSIZE, &before) == 0);
   std::signal(SIGXFSZ, handler);
   CHECK(full ==
