@@ -34,7 +34,7 @@ configure() {
   local build=$1
   shift
   if [[ -f $build/build.ninja ]]; then
-    run_logged "$build-configure.log" meson configure "$build" "$@"
+    run_logged "$build-configure.log" meson setup --reconfigure "$build" "$@"
   else
     run_logged "$build-configure.log" meson setup "$build" "$@"
   fi
