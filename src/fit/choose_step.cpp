@@ -49,23 +49,18 @@ UnitChoices choose_units(const PlanCase& run, int32_t stage, std::optional<int64
 
 // A setting that plans for a named GPU know, and that no run on a GPU can have yet.
 struct PlannedOnly {
-  std::string setting;  // "memory.offload_optimizer = \"disk\""; empty: a run can have all settings
+  std::string setting;  // "optimizer.type = \"lamb\""; empty: a run can have all settings
   std::string_view why, nearest;
 };
 
 PlannedOnly planned_only(const PlanCase& run) {
   const StepConfig& config = run.config;
-  const MemoryConfig& memory = run.config.memory;
   const auto quoted = [](std::string_view key, std::string_view value) {
     return fmt::format("{} = \"{}\"", key, value);
   };
-  for (const auto& [key, place] : {std::pair{"memory.offload_gradients", memory.offload_gradients},
-                                   {"memory.offload_parameters", memory.offload_parameters}})
-    if (place == StatePlace::disk)
-      return {quoted(key, memory.away_name()), "a GPU has only optimizer state in files yet", "\"none\""};
   if (updates_on_host(config.optimizer.type)) return {};
   return {quoted("optimizer.type", optimizer_names[config.optimizer.type]) + " with " +
-              quoted("memory.offload_optimizer", memory.away_name()),
+              quoted("memory.offload_optimizer", run.config.memory.away_name()),
           "it reads gradients of whole tensors before the update", "\"adamw\""};
 }
 

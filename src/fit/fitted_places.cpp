@@ -116,7 +116,9 @@ MemoryConfig fitted_places(const PlanCase& run, int32_t stage, const UnitChoices
   if (const auto some_on_host = chooser.with_fewest_in(StatePlace::host)) return *some_on_host;
   MemoryConfig on_host = chooser.with_all_in(StatePlace::host);
   if (chooser.fits(on_host)) return on_host;
-  return chooser.with_fewest_in(StatePlace::disk).value_or(on_host);
+  if (const auto some_on_disk = chooser.with_fewest_in(StatePlace::disk)) return *some_on_disk;
+  MemoryConfig on_disk = chooser.with_all_in(StatePlace::disk);
+  return chooser.fits(on_disk) ? on_disk : on_host;
 }
 
 }  // namespace gptrain::fit

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "parallel/groups.h"
+#include "parallel/host_slots.h"
 #include "parallel/parameters.h"
 #include "parallel/rank_queue.h"
 #include "parallel/update_lane.h"
@@ -16,14 +17,15 @@
 namespace gptrain::inline parallel {
 
 // Reads this rank's pieces of weights into the slots of ParameterStore::weight_slots, in the order in which a program
-// gathers them, as far ahead as slots are free. A unit's weights are read once its last update has written them. Used
-// by the rank's thread. All functions THROW as WorkingFiles::wait.
+// gathers them, as far ahead as slots are free. A unit's weights are read once its last update has written them. Beside
+// a GPU, weights on disk come to slots of its host first (HostSlots). Used by the rank's thread. All
+// functions THROW as WorkingFiles::wait.
 class WeightReads {
  public:
   // Borrows all. `files`: null if none are on disk; `gpu`: null if the ops run on a CPU. Both are null in a plan, which
   // only logs the reads.
   WeightReads(const ParameterStore& parameters, RankGroups& groups, WorkingFiles* files, Backend* gpu,
-              UpdateLane& lane);
+              const HostSlots& host_slots, UpdateLane& lane);
   // Waits for the reads under way.
   ~WeightReads();
   WeightReads(const WeightReads&) = delete;
@@ -32,6 +34,8 @@ class WeightReads {
   // Says which units are gathered next, in this order, in place of those said before, and begins to read. REQUIRES: all
   // gathers passed to `release` are over.
   void begin(const std::vector<int32_t>& units);
+  // Says that `begin` has no effect, or has one again: passes run that gather no weights.
+  void set_resting(bool resting) { resting_ = resting; }
   // Waits until the weights of the next unit, which is `unit`, are in its slot; on a GPU it makes the ops wait instead.
   // THROWS std::logic_error if another unit is next, and as UpdateLane::await_weights.
   void fetch(int64_t unit);
@@ -41,14 +45,25 @@ class WeightReads {
 
  private:
   struct Slot {
-    bool is_taken = false;             // by weights that are read or were, and not yet released
-    Lane::Ticket gather = Lane::done;  // gather of the unit that was released last
-    size_t released = 0;               // number of units released before that one
+    bool is_taken = false;                     // by weights that are read or were, and not yet released
+    Lane::Ticket gather = Lane::done;          // gather of the unit that was released last
+    size_t released = 0;                       // number of units released before that one
+    RankQueue::Ticket copy = RankQueue::done;  // last one from the host
+  };
+  // A read under way: of a file, then a copy from the host, or only one of the two.
+  struct Read {
+    int64_t unit;
+    WorkingFiles::Ticket file = WorkingFiles::done;
+    RankQueue::Ticket copy = RankQueue::done;
+    WorkingFiles::Times of_file = {}, of_copy = {};
   };
   bool is_plan() const { return files_ == nullptr && !to_device_; }
   bool can_begin() const;
-  WorkingFiles::Times arrive(bool logs);
+  bool passes_host() const { return files_ != nullptr && to_device_; }
+  void arrive(bool logs);
   void begin_next();
+  void begin_copy(Read& read);
+  void copy_on(bool may_wait);
   void read_ahead();
   void forget();
 
@@ -56,11 +71,12 @@ class WeightReads {
   RankGroups& groups_;
   WorkingFiles* const files_;
   std::optional<RankQueue> to_device_;  // empty if the ops run on a CPU
+  const HostSlots host_slots_;
   UpdateLane& lane_;
   std::vector<int32_t> order_;
-  size_t released_ = 0;  // units of order_ that were gathered
-  // Reads of units of order_ from released_ on: of files, or copies from the host of a GPU.
-  std::deque<int64_t> reads_;
+  bool resting_ = false;
+  size_t released_ = 0;     // units of order_ that were gathered
+  std::deque<Read> reads_;  // units of order_ from released_ on
   std::vector<Slot> slots_;
 };
 

@@ -47,11 +47,17 @@ void TrainingStep::choose_algorithms() {
   }
   ComputeOnly compute_only;
   NoTokens source(parts.model->shape());
+  const auto set_resting = [&](bool resting) {  // nothing has been written to disk yet
+    if (parts.weight_reads != nullptr) parts.weight_reads->set_resting(resting);
+    if (parts.away_gradients != nullptr) parts.away_gradients->set_resting(resting);
+  };
+  set_resting(true);
   backend.set_choosing(true);
   parts.executors.back()->play(source, &compute_only);
   parts.evaluation_executor->play(source, &compute_only);
   backend.synchronize();  // before `source` is destroyed
   backend.set_choosing(false);
+  set_resting(false);
 }
 
 }  // namespace gptrain::step

@@ -14,6 +14,7 @@
 #include "optim/types.h"
 #include "parallel/accumulated_gradients.h"
 #include "parallel/gradient_sums.h"
+#include "parallel/host_slots.h"
 #include "parallel/island_average.h"
 #include "parallel/make_stages.h"
 #include "parallel/micro_batch_uploads.h"
@@ -393,7 +394,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   const int64_t optimizer_tables = optimizer_type(config.optimizer.type).table_bytes(store);
   if (on_host) of_updates(MemoryClass::weights) = parameters.updated;
   if (on_host || beside_gpu) of_updates(MemoryClass::state) = align_up(sizeof(StepState)) + optimizer_tables;
-  if (beside_gpu) of_updates(MemoryClass::buckets) += store.staged_units().bytes();
+  if (beside_gpu) of_updates(MemoryClass::buckets) += HostSlots::bytes(store) + store.staged_units().bytes();
   memory[MemoryClass::data] += landing_bytes(config, target);
   const int64_t residual_bytes = design.keeps_residuals() ? design.messages.residual_bytes() : 0;
   memory[MemoryClass::residuals] = 2 * residual_bytes;

@@ -65,7 +65,8 @@ void StepParts::make_parameters() {
                                             design->columns, design->choices.optimizer_state);
   };
   parameters = make(nullptr);
-  if (beside_gpu) staged_parameters = make(memory_of_updates(MemoryClass::buckets).data());
+  if (beside_gpu)
+    staged_parameters = make(memory_of_updates(MemoryClass::buckets).data() + HostSlots::bytes(*parameters));
 }
 
 void StepParts::make_compression() {
@@ -206,10 +207,11 @@ void StepParts::make_update_lane(const UpdateDevice& updates) {
   lane = std::make_unique<UpdateLane>(*parameters, update_backend, groups, files, copies.get(), beside_gpu);
   away = std::make_unique<AwayState>(*parameters, groups, files, [this] { lane->suspend(); });
   const Sharding& sharding = design->sharding;
+  const HostSlots slots(*parameters, beside_gpu ? memory_of_updates(MemoryClass::buckets).data() : nullptr);
   if (sharding.weights_away())
-    weight_reads = std::make_unique<WeightReads>(*parameters, groups, files, updates.gpu, *lane);
+    weight_reads = std::make_unique<WeightReads>(*parameters, groups, files, updates.gpu, slots, *lane);
   if (sharding.gradients_away)
-    away_gradients = std::make_unique<AwayGradients>(*parameters, groups, backend, files, updates.gpu);
+    away_gradients = std::make_unique<AwayGradients>(*parameters, groups, backend, files, updates.gpu, slots);
 }
 
 void StepParts::wait_all() const {
@@ -290,7 +292,8 @@ void StepParts::return_weights(int64_t unit) {
   if (parameters->state_layout().lands(unit)) away->fetch(unit);
   if (staged_parameters->update_range(unit).elements == 0) return;
   copies->clear(unit);
-  round_masters(*staged_parameters, unit, update_backend);
+  const bool has_rounded = round_masters(*staged_parameters, unit, update_backend);
+  if (has_rounded && design->sharding.weights_away() && parameters->state_layout().lands(unit)) away->change();
   copy_norms(*staged_parameters, unit, update_backend);
   copies->upload(unit, backend);
 }

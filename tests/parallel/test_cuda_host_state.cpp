@@ -1,5 +1,5 @@
-// Optimizer state, weights and gradients on the host of a GPU give the bits of a run that keeps them on the device, in
-// the planned memory.
+// Optimizer state, weights and gradients on the host of a GPU, or on drives, give the bits of a run that keeps them on
+// the device, in the planned memory.
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -60,16 +60,26 @@ void check_places(RankContext& rank) {
   CHECK((any_away || some_at_home));
 }
 
-// Trains with and without places on the host. Clipping acts in these configs.
-void compare(const SmallLayout& layout, const Overrides& more, const Overrides& also_on_host = {}) {
+// Returns settings of places with drives instead of the host.
+Overrides on_drives(const Overrides& places, const TemporaryFolder& folder) {
+  Overrides result = {"memory.disk_path=" + folder.path().string()};
+  for (const std::string& place : places) {
+    const size_t host = place.find("=host");
+    result.push_back(host == std::string::npos ? place : place.substr(0, host) + "=disk");
+  }
+  return result;
+}
+
+// Trains with and without values in other places. Clipping acts in these configs.
+void compare(const SmallLayout& layout, const Overrides& more, const Overrides& places) {
   constexpr int steps = 2;
   Wrapping wrapping = on_device();
   wrapping.before = wrapping.after = check_places;
   const Overrides plain = joined({more, {"optimizer.clip_norm=0.5"}});
-  const RunConfig config = config_of(layout, joined({plain, optimizer, also_on_host}));
+  const RunConfig config = config_of(layout, joined({plain, places}));
   if (config.optimizer.type == OptimizerKind::adamw) check_touched_after(wrapping, config, layout.world_size());
-  const Outcome on_host = train_on_ranks(config, layout.world_size(), steps, nullptr, 0, wrapping);
-  require_same(train_on_ranks(config_of(layout, plain), layout.world_size(), steps, nullptr, 0, on_device()), on_host);
+  const Outcome away = train_on_ranks(config, layout.world_size(), steps, nullptr, 0, wrapping);
+  require_same(train_on_ranks(config_of(layout, plain), layout.world_size(), steps, nullptr, 0, on_device()), away);
 }
 
 struct Case {
@@ -113,7 +123,7 @@ TEST_CASE("state on the host of a GPU has the bits of state on the device") {
   require_a_device();
   for (size_t i = 0; i < (some_cases() ? fast_cases : cases.size()); ++i) {
     INFO("case " << i);
-    compare(cases[i].layout, cases[i].more, cases[i].also_on_host);
+    compare(cases[i].layout, cases[i].more, joined({optimizer, cases[i].also_on_host}));
   }
 }
 
@@ -169,27 +179,37 @@ TEST_CASE("delayed updates on the host have the same bits over ZeRO stages and p
   }
 }
 
-TEST_CASE("optimizer state in files beside a GPU has the bits of state on the device") {
+TEST_CASE("values on drives beside a GPU have the bits of values on the device") {
   require_a_device();
-  for (const Overrides& precision : {bf16, fp32}) {
-    if (some_cases() && precision == fp32) continue;
+  for (size_t i = 0; i < cases.size(); ++i) {
+    if (some_cases() && i != 7) continue;  // all values of two ranks
+    INFO("case " << i);
     const TemporaryFolder folder;
-    const Overrides more = joined({precision, {"optimizer.clip_norm=0.5", "parallel.zero=1"}});
-    const Overrides on_disk = {"memory.offload_optimizer=disk", "memory.disk_path=" + folder.path().string()};
-    Wrapping wrapping = on_device();
-    wrapping.after = check_places;
-    const Outcome away = train_on_ranks(config_of({1, 2, {}}, joined({more, on_disk})), 2, 2, nullptr, 0, wrapping);
-    require_same(train_on_ranks(config_of({1, 2, {}}, more), 2, 2, nullptr, 0, on_device()), away);
+    compare(cases[i].layout, cases[i].more, on_drives(joined({optimizer, cases[i].also_on_host}), folder));
   }
 }
 
-TEST_CASE("a step with state on the host of a GPU has the events of its plan, copies too") {
+TEST_CASE("a step that is skipped leaves weights on drives beside a GPU as they are") {
   require_a_device();
-  for (const size_t i : {size_t{0}, size_t{4}, size_t{2}, size_t{3}, size_t{5}}) {
-    if (some_cases() && i != 0 && i != 4) continue;
-    INFO("case " << i);
+  if (some_cases()) return;
+  const SmallLayout layout{1, 1, {}};
+  const TemporaryFolder folder;
+  const Overrides places = on_drives(joined({optimizer, gradients, parameters}), folder);
+  require_same(train_past_a_skip(config_of(layout, joined({fp16})), 1, on_device()),
+               train_past_a_skip(config_of(layout, joined({fp16, places})), 1, on_device()));
+}
+
+TEST_CASE("a step with state on the host of a GPU, or on drives, has the events of its plan, copies too") {
+  require_a_device();
+  const TemporaryFolder folder;
+  const auto is_on_drives = [](size_t run) { return run % 2 == 1; };
+  for (const size_t run : {0, 1, 4, 7, 8, 5, 6, 10}) {
+    const size_t i = run / 2;
+    if (some_cases() && run != 0 && run != 1 && run != 8) continue;
+    INFO("case " << i << (is_on_drives(run) ? " on drives" : ""));
     const auto& [layout, more, also_on_host] = cases[i];
-    const RunConfig config = config_of(layout, joined({more, optimizer, also_on_host}));
+    const Overrides places = joined({optimizer, also_on_host});
+    const RunConfig config = config_of(layout, joined({more, is_on_drives(run) ? on_drives(places, folder) : places}));
     for (const RankEvents& rank : events_on_ranks(config, layout.world_size(), [] { return make_cuda_backend(0); })) {
       const EventWords ran = in_words(rank.profile.log);
       REQUIRE(ran.size() == rank.planned.size());

@@ -156,6 +156,27 @@ TEST_CASE("on a GPU weights follow the state to the host") {
   CHECK(num_away(choices, MemoryPlace::pinned_host) == 18);
 }
 
+TEST_CASE("on a GPU weights follow the state to drives if the host has no room") {
+  Target target = cpu_target();
+  target.kind = Target::Kind::gpu;
+  const RunConfig config = config_with({"memory.offload_optimizer=fit", "memory.offload_parameters=fit"});
+  RunConfig away = config_with({"memory.offload_optimizer=disk"});
+  target.memory_bytes = bytes_of(away, target, choose_step({away, target}, 0)) - 1;
+  away.memory.offload_parameters = StatePlace::disk;
+  RunConfig all_on_host = with_all_on_host();
+  all_on_host.memory.offload_parameters = StatePlace::host;
+  // Plans of fitted_places read ahead more micro-batches than that of the test.
+  target.host_bytes = host_bytes_of(choose_step({away, target}, 0), target) + (int64_t{1} << 20);
+  REQUIRE(target.host_bytes < host_bytes_of(choose_step({all_on_host, target}, 0), target));
+  const StepChoices choices = choose_step({config, target}, 0);
+  CHECK(choices.weights == Residency::away);
+  CHECK(num_away(choices) == 18);
+  CHECK(choices.warning.find("and the weights of the last 18 of 18 units (embedding, layers and head) lies on disk") !=
+        std::string::npos);
+  target.host_bytes = 1;  // nothing fits
+  CHECK(num_away(choose_step({config, target}, 0), MemoryPlace::pinned_host) == 18);
+}
+
 TEST_CASE("fit is refused on a GPU with an optimizer that reads gradients of whole tensors") {
   Target target = cpu_target();
   target.kind = Target::Kind::gpu;
