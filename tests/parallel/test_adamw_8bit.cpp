@@ -183,7 +183,7 @@ TEST_CASE("moments of 8 bits after two steps are those of one rank, but for code
 }
 
 // Single codes are off by some percent, their sums hardly at all.
-TEST_CASE("steps with moments of 8 bits have the rates, decay and eps of the config") {
+TEST_CASE("steps with moments of 8 bits have the rates, decay and eps of the config", "[long]") {
   const SmallLayout alone{1, 1, {}};
   const auto settings = [](const char* optimizer) -> Overrides {
     return {optimizer, "optimizer.betas=[0.6,0.7]", "optimizer.eps=1e-3", "optimizer.weight_decay=9",

@@ -160,7 +160,7 @@ TEST_CASE("rows of experts without room are dropped and counted where the config
   CHECK(trained.outcome.torn.empty());
 }
 
-TEST_CASE("model FLOPs of gated experts follow the formula, and balanced ones touch the planned memory") {
+TEST_CASE("model FLOPs of gated experts follow the formula, and balanced ones touch the planned memory", "[long]") {
   for (const std::string& moe : {grouped, bounded}) {
     // In larger micro-batches logits would take the most memory, of which the padding behind the vocabulary is not
     // written.
@@ -179,7 +179,7 @@ TEST_CASE("model FLOPs of gated experts follow the formula, and balanced ones to
   }
 }
 
-TEST_CASE("faults of balanced experts are found") {
+TEST_CASE("faults of balanced experts are found", "[long]") {
   const ExpertLayout layout{2, {"parallel.tensor=2", "batch.micro=2"}};
   static std::vector<float> zeros(4096, 0.0F), ones(4096, 1.0F);
   const auto check = [&](const std::string& moe, const std::vector<std::pair<const char*, Wrapping>>& faults) {

@@ -186,7 +186,7 @@ TEST_CASE("with one micro-batch a step all ZeRO stages give the same bits") {
 
 // Each of two ranks rounds its part to bf16 (8 significant bits), and the sum is rounded once more: at most 2^-9 of
 // each of the three. The first moment is the first step's gradient times 1 - beta1.
-TEST_CASE("gradients summed in bf16 are off by their rounding, and the same for every ZeRO stage") {
+TEST_CASE("gradients summed in bf16 are off by their rounding, and the same for every ZeRO stage", "[long]") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (const MeshSizes& mesh : {MeshSizes{1, 2, false}, MeshSizes{2, 2, true}}) {
       INFO("tensor " << mesh.tensor << " data " << mesh.data);
@@ -240,7 +240,7 @@ TEST_CASE("losses and norms along a run agree with those of one rank", "[long]")
   }
 }
 
-TEST_CASE("a validation after a step sums the losses that one rank finds") {
+TEST_CASE("a validation after a step sums the losses that one rank finds", "[long]") {
   // Returns the loss sum over twelve samples, with the weights after one step.
   const auto validate = [](Family family, const MeshSizes& mesh, const Overrides& overrides) {
     const RunConfig config = config_of(family, mesh, overrides);

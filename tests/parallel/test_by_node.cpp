@@ -76,7 +76,7 @@ TEST_CASE("groups by node are the neighbours of a node, and the ranks with one p
     CHECK(piece_of_replica(place, 6, 3) == std::array<int64_t, 6>{0, 2, 4, 1, 3, 5}[static_cast<size_t>(place)]);
 }
 
-TEST_CASE("sums by node train like one rank, with the same bits for ZeRO 0 and 1, 2 and 3") {
+TEST_CASE("sums by node train like one rank, with the same bits for ZeRO 0 and 1, 2 and 3", "[long]") {
   struct Case {
     SmallLayout layout;
     Overrides more;

@@ -34,7 +34,7 @@ TEST_CASE("first moments of ranks that share sequences, with documents and patte
                        layouts);
 }
 
-TEST_CASE("first moments of two, four and five ranks a sequence, with stages, documents and dropout") {
+TEST_CASE("first moments of two, four and five ranks a sequence, with stages, documents and dropout", "[long]") {
   const auto layout = [](int64_t world_size, const std::string& context, const std::string& method, Overrides more) {
     more.insert(more.end(), {"parallel.context=" + context, "parallel.context_method=" + method, "batch.micro=1"});
     return SharedLayout{world_size, std::move(more)};

@@ -99,7 +99,7 @@ TEST_CASE("a step of a run with delayed updates computes with the weights before
   CHECK(most_moved > 1e-5F);
 }
 
-TEST_CASE("delayed updates have the same bits over ZeRO stages and pipelines") {
+TEST_CASE("delayed updates have the same bits over ZeRO stages and pipelines", "[long]") {
   for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
     INFO(precision);
     const Overrides more = {precision, "optimizer.ema=0.9", "optimizer.clip_norm=0.5"};
@@ -113,7 +113,7 @@ TEST_CASE("delayed updates have the same bits over ZeRO stages and pipelines") {
   }
 }
 
-TEST_CASE("optimizer state on disk has the bits of state in memory, over ZeRO stages and pipelines") {
+TEST_CASE("optimizer state on disk has the bits of state in memory, over ZeRO stages and pipelines", "[long]") {
   const std::vector<SmallLayout> layouts = {
       {1, 1, {}},
       {1, 2, {"parallel.zero=0"}},

@@ -96,7 +96,7 @@ TEST_CASE("SGD, LAMB, LARS, Muon and Adafactor take the step of one rank on ever
 
 // The table of a tied head is on two stages, and the only key-value head, part of a tensor, on both tensor ranks. They
 // must not count twice in the tensor's norms, nor reach the orthogonalising rank twice.
-TEST_CASE("LAMB, LARS, Muon and Adafactor count what several ranks hold once") {
+TEST_CASE("LAMB, LARS, Muon and Adafactor count what several ranks hold once", "[long]") {
   const Overrides tied = {"model.tied_head=true", "model.num_kv_heads=1"};
   for (const Overrides& optimizer : {lamb, lars, muon, adafactor}) {
     for (const SmallLayout& layout :

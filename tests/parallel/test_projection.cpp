@@ -72,7 +72,7 @@ TEST_CASE("a projection to all frequencies is the exact gradient, to rounding") 
 // M estimates g of the exact gradient e, from the same weights and tokens with different seeds: without a bias, M |mean
 // - e|^2 equals |g - e|^2 on average, and a bias b adds M |b|^2. Both are sums over many directions, so their ratio is
 // near 1. An unbiased estimate leaves the bounds with a probability below 10^-3.
-TEST_CASE("the estimated gradients are unbiased, and all others exact") {
+TEST_CASE("the estimated gradients are unbiased, and all others exact", "[long]") {
   constexpr int seeds = 40;
   const SmallLayout one{1, 1, {"optimizer.clip_norm=0", "model.bias=true", "model.num_layers=1", "batch.global=2"}};
   const GlobalState start = train_on_ranks(config_of(one, {}), 1, 3).state;
