@@ -2,6 +2,7 @@
 // escaped, so that no name can look like a line of the program.
 #pragma once
 
+#include <algorithm>
 #include <fmt/format.h>
 #include <span>
 #include <string>
@@ -44,8 +45,9 @@ class Lines {
 }  // namespace gptrain::base
 
 template <>
-struct fmt::formatter<gptrain::Lines> : fmt::formatter<std::string_view> {
+struct fmt::formatter<gptrain::Lines> {
+  constexpr auto parse(fmt::format_parse_context& context) { return context.begin(); }
   auto format(const gptrain::Lines& lines, fmt::format_context& context) const {
-    return fmt::formatter<std::string_view>::format(lines.text(), context);
+    return std::copy(lines.text().begin(), lines.text().end(), context.out());
   }
 };

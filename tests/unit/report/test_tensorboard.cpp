@@ -34,7 +34,7 @@ T read_raw(const std::string& bytes, size_t at) {
   return value;
 }
 
-std::vector<std::string> read_records(const std::filesystem::path& path) {
+std::vector<std::string> records_in(const std::filesystem::path& path) {
   const std::string file = read_file(path);
   std::vector<std::string> records;
   for (size_t at = 0; at < file.size();) {
@@ -129,7 +129,7 @@ TEST_CASE("An event file starts with its version and holds the scalars of each s
   const std::vector<std::string> names = file_names(out / "tb");
   REQUIRE(names.size() == 1);
   CHECK(names[0].find("tfevents") != std::string::npos);
-  const std::vector<std::string> records = read_records(out / "tb" / names[0]);
+  const std::vector<std::string> records = records_in(out / "tb" / names[0]);
   REQUIRE(records.size() == 4);
 
   const auto version = read_message(records[0]);
@@ -160,10 +160,10 @@ TEST_CASE("A resumed run starts a later event file that purges the steps it repe
   for (const int64_t resume_step : {-1, 4, 4}) TensorBoardWriter(folder.path(), resume_step).write(5, {{"loss", 1.5}});
   const std::vector<std::string> names = file_names(folder.path());
   REQUIRE(names.size() == 3);  // within one second, and still three names in order
-  const std::vector<std::string> fresh = read_records(folder / names[0]);
+  const std::vector<std::string> fresh = records_in(folder / names[0]);
   CHECK(fresh.size() == 3);
   for (const size_t resumed : {1, 2}) {
-    const std::vector<std::string> records = read_records(folder / names[resumed]);
+    const std::vector<std::string> records = records_in(folder / names[resumed]);
     REQUIRE(records.size() == 3);
     const auto start = read_message(records[1]);
     CHECK(field_of(start, 2).number == 5);  // the first step to forget
