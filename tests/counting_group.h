@@ -14,26 +14,26 @@ class CountingGroup final : public Communicator {
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   void all_reduce(void*, int64_t count, DType dtype, ReduceOp op) override {
-    note({Operation::all_reduce, dtype, op, 0, count});
+    note({.operation = Operation::all_reduce, .dtype = dtype, .op = op, .peer = 0, .count = count});
   }
   void reduce_scatter(const void*, void*, int64_t count, DType dtype, ReduceOp op) override {
-    note({Operation::reduce_scatter, dtype, op, 0, count});
+    note({.operation = Operation::reduce_scatter, .dtype = dtype, .op = op, .peer = 0, .count = count});
   }
   void all_gather(const void*, void*, int64_t count, DType dtype) override {
-    note({Operation::all_gather, dtype, ReduceOp::sum, 0, count});
+    note({.operation = Operation::all_gather, .dtype = dtype, .op = ReduceOp::sum, .peer = 0, .count = count});
   }
   void all_to_all(const void*, void*, int64_t count, DType dtype) override {
-    note({Operation::all_to_all, dtype, ReduceOp::sum, 0, count});
+    note({.operation = Operation::all_to_all, .dtype = dtype, .op = ReduceOp::sum, .peer = 0, .count = count});
   }
   void all_to_all_v(const void*, std::span<const PeerPart> sent, void*, std::span<const PeerPart>,
                     DType dtype) override {
     note(Operation::all_to_all_v, sent_bytes(sent, dtype, rank_));
   }
   void broadcast(void*, int64_t count, DType dtype, int root) override {
-    note({Operation::broadcast, dtype, ReduceOp::sum, root, count});
+    note({.operation = Operation::broadcast, .dtype = dtype, .op = ReduceOp::sum, .peer = root, .count = count});
   }
   void send(const void*, int64_t count, DType dtype, int peer) override {
-    note({Operation::send, dtype, ReduceOp::sum, peer, count});
+    note({.operation = Operation::send, .dtype = dtype, .op = ReduceOp::sum, .peer = peer, .count = count});
   }
   void receive(void*, int64_t, DType, int) override {}
   void group_start() override {}

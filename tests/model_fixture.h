@@ -58,8 +58,10 @@ class RandomBatches : public MicroBatchSource {
   // the rank among those that share sequences, whose tokens and targets it has.
   explicit RandomBatches(const RunConfig& config, int64_t first_sample = 0, int64_t data_rank = 0,
                          int64_t data_size = 1, int64_t context_rank = 0)
-      : shape_{config.batch.micro, config.model.sequence_length, config.data.mask_documents,
-               context_rank_at(config.parallel, context_rank)},
+      : shape_{.batch = config.batch.micro,
+               .sequence_length = config.model.sequence_length,
+               .with_documents = config.data.mask_documents,
+               .context = context_rank_at(config.parallel, context_rank)},
         vocabulary_(config.model.vocab_size),
         next_sample_(first_sample + data_rank * shape_.batch),
         skipped_((data_size - 1) * shape_.batch),

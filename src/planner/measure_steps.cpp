@@ -46,10 +46,13 @@ struct ModelSize {
     return 6 * static_cast<double>(length * batch) * h * (12 * h + static_cast<double>(vocabulary));
   }
 };
-constexpr std::array cpu_sizes{ModelSize{64, 32, 2, 256}, ModelSize{192, 128, 2, 1024}, ModelSize{384, 256, 4, 4096},
-                               ModelSize{1024, 256, 8, 4096}};
-constexpr std::array gpu_sizes{ModelSize{256, 128, 2, 1024}, ModelSize{1024, 512, 8, 8192},
-                               ModelSize{2048, 2048, 8, 32768}};
+constexpr std::array cpu_sizes{ModelSize{.hidden = 64, .length = 32, .batch = 2, .vocabulary = 256},
+                               ModelSize{.hidden = 192, .length = 128, .batch = 2, .vocabulary = 1024},
+                               ModelSize{.hidden = 384, .length = 256, .batch = 4, .vocabulary = 4096},
+                               ModelSize{.hidden = 1024, .length = 256, .batch = 8, .vocabulary = 4096}};
+constexpr std::array gpu_sizes{ModelSize{.hidden = 256, .length = 128, .batch = 2, .vocabulary = 1024},
+                               ModelSize{.hidden = 1024, .length = 512, .batch = 8, .vocabulary = 8192},
+                               ModelSize{.hidden = 2048, .length = 2048, .batch = 8, .vocabulary = 32768}};
 
 // Settings of GPT-2, of LLaMA without and with norms of queries and keys, and of Gemma 2. The third has GeGLU, as
 // activations have tables of their own.

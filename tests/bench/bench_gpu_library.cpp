@@ -190,7 +190,7 @@ class Survey {
 struct Linear {
   const char* name;
   int64_t rows, in, out;
-  bool bias, before_activation, after_activation;
+  bool bias = false, before_activation = false, after_activation = false;
 
   double flops() const { return 2.0 * static_cast<double>(rows * in * out); }
   std::string title(std::string_view op) const {
@@ -372,22 +372,22 @@ class ScaledBench {
 template <typename Bench>
 Sums block_of(Bench& bench, int64_t rows, int64_t h) {
   Sums sums;
-  sums += bench.run({"qkv", rows, h, 3 * h, true, false, false});
-  sums += bench.run({"out", rows, h, h, true, false, false});
-  sums += bench.run({"ffn_in", rows, h, 4 * h, true, true, false});
-  sums += bench.run({"ffn_out", rows, 4 * h, h, true, false, true});
+  sums += bench.run({.name = "qkv", .rows = rows, .in = h, .out = 3 * h, .bias = true});
+  sums += bench.run({.name = "out", .rows = rows, .in = h, .out = h, .bias = true});
+  sums += bench.run({.name = "ffn_in", .rows = rows, .in = h, .out = 4 * h, .bias = true, .before_activation = true});
+  sums += bench.run({.name = "ffn_out", .rows = rows, .in = 4 * h, .out = h, .bias = true, .after_activation = true});
   return sums;
 }
 
 int bench_products(Runtime& runtime) {
   ProductBench bench(runtime);
-  bench.run({"square", 8192, 8192, 8192, false, false, false});
+  bench.run({.name = "square", .rows = 8192, .in = 8192, .out = 8192});
   for (const int64_t h : {768, 1600, 4096}) {
     for (const int64_t rows : {8192, 16384, 32768})
       block_of(bench, rows, h).print(fmt::format("products of a block, h={} N={}", h, rows));
     constexpr int64_t vocabulary = 50304;
     for (const int64_t rows : {2048, 8192})
-      bench.run({"head", rows, h, vocabulary, false, false, false})
+      bench.run({.name = "head", .rows = rows, .in = h, .out = vocabulary})
           .print(fmt::format("products of the head, h={} chunk {}", h, rows));
   }
   return 0;
@@ -399,7 +399,7 @@ int bench_fp8(Runtime& runtime) {
     return exit_skipped;
   }
   ScaledBench bench(runtime);
-  bench.run({"square", 8192, 8192, 8192, false, false, false});
+  bench.run({.name = "square", .rows = 8192, .in = 8192, .out = 8192});
   for (const int64_t h : {768, 1600, 4096})
     for (const int64_t rows : {8192, 16384, 32768})
       block_of(bench, rows, h).print(fmt::format("FP8 products of a block, h={} N={}", h, rows));
@@ -435,9 +435,9 @@ int bench_attention(Runtime& runtime) {
   bool sound = true;
   for (const auto& [batch, length, heads, head_size] :
        {AttentionShape{.batch = 32, .length = 1024, .heads = 12, .head_size = 64},
-        {16, 1024, 25, 64},
-        {8, 2048, 16, 128},
-        {4, 4096, 32, 128}}) {
+        {.batch = 16, .length = 1024, .heads = 25, .head_size = 64},
+        {.batch = 8, .length = 2048, .heads = 16, .head_size = 128},
+        {.batch = 4, .length = 4096, .heads = 32, .head_size = 128}}) {
     const int64_t rows = batch * length, width = heads * head_size;
     AttentionForward forward{};
     forward.batch = batch;

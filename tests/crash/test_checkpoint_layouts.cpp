@@ -46,15 +46,15 @@ struct Layout {
 };
 
 const std::vector<Layout> layouts = {
-    {1, 1, 0},
-    {1, 2, 0},
-    {1, 3, 1},
-    {1, 5, 3},
+    {.tensor = 1, .data = 1, .zero = 0},
+    {.tensor = 1, .data = 2, .zero = 0},
+    {.tensor = 1, .data = 3, .zero = 1},
+    {.tensor = 1, .data = 5, .zero = 3},
     {.tensor = 2, .data = 1, .zero = 0, .sequence = true},
     {.tensor = 2, .data = 2, .zero = 2, .sequence = true},
-    {3, 2, 3},
+    {.tensor = 3, .data = 2, .zero = 3},
     {.tensor = 6, .data = 1, .zero = 0, .sequence = true},
-    {2, 4, 1},
+    {.tensor = 2, .data = 4, .zero = 1},
     {.tensor = 1, .data = 1, .zero = 0, .schedule = "gpipe", .stages = 3},
     {.tensor = 1, .data = 2, .zero = 3, .schedule = "interleaved", .stages = 2},
     {.tensor = 2, .data = 2, .zero = 1, .sequence = true, .schedule = "zero-bubble", .stages = 2},
@@ -254,7 +254,12 @@ TEST_CASE("experts go from each group of ranks to each other") {
 
 TEST_CASE("so it is with weights of bf16 without masters") {
   check_layouts(Family::gpt2, "bf16-pure",
-                {{1, 1, 0}, {1, 3, 1}, {1, 5, 3}, {3, 1, 0, true}, {2, 2, 2, true}, {1, 2, 2, false, "1f1b", 3}});
+                {{.tensor = 1, .data = 1, .zero = 0},
+                 {.tensor = 1, .data = 3, .zero = 1},
+                 {.tensor = 1, .data = 5, .zero = 3},
+                 {.tensor = 3, .data = 1, .zero = 0, .sequence = true},
+                 {.tensor = 2, .data = 2, .zero = 2, .sequence = true},
+                 {.tensor = 1, .data = 2, .zero = 2, .sequence = false, .schedule = "1f1b", .stages = 3}});
 }
 
 namespace {
@@ -288,9 +293,9 @@ RunConfig compressed_config(const Layout& layout, const fs::path& out) {
 }  // namespace
 
 TEST_CASE("errors of compressed gradients are each rank's own again, or an equal share of all ranks'") {
-  const std::vector<Layout> all = {{1, 2, 0},
-                                   {2, 2, 1},
-                                   {1, 4, 3},
+  const std::vector<Layout> all = {{.tensor = 1, .data = 2, .zero = 0},
+                                   {.tensor = 2, .data = 2, .zero = 1},
+                                   {.tensor = 1, .data = 4, .zero = 3},
                                    {.tensor = 1, .data = 1, .zero = 1, .context = 2},
                                    {.tensor = 1, .data = 2, .zero = 0, .schedule = "gpipe", .stages = 3}};
   const Folder folder;
@@ -373,12 +378,12 @@ TEST_CASE("factors of a low rank are the same again on any number of data ranks,
 
 TEST_CASE("a part that is missing or damaged is named") {
   const Folder folder;
-  const Layout saved{2, 2, 1};
+  const Layout saved{.tensor = 2, .data = 2, .zero = 1};
   const RunConfig config = config_of(Family::gpt2, saved, "fp32", folder.path);
   save_under(config, saved);
   const fs::path checkpoint = list_checkpoints(folder.path).front().path;
   const fs::path part = checkpoint / "rank-00002.safetensors";
-  const Layout layout{3, 1, 0};
+  const Layout layout{.tensor = 3, .data = 1, .zero = 0};
   const RunConfig other = config_of(Family::gpt2, layout, "fp32", folder.path);
   const auto refusal = [&] {
     try {

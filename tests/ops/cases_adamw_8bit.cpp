@@ -56,8 +56,10 @@ Values<Real> reference(const AdamW8bitEma& op, const std::vector<UpdateSegment>&
   const auto m_before = to_real<Real>(decoded<true>(codes(buffers.m_codes), buffers.m_scales));
   const auto v_before = to_real<Real>(decoded<false>(codes(buffers.v_codes), buffers.v_scales));
   const auto size = static_cast<size_t>(elements);
-  Values<Real> values{to_real<Real>(buffers.weight.values()), to_real<Real>(buffers.ema.values()),
-                      std::vector<Real>(size), std::vector<Real>(size)};
+  Values<Real> values{.weight = to_real<Real>(buffers.weight.values()),
+                      .ema = to_real<Real>(buffers.ema.values()),
+                      .m = std::vector<Real>(size),
+                      .v = std::vector<Real>(size)};
   const auto power = [&state](double beta) {
     return std::pow(static_cast<Real>(beta), static_cast<Real>(state.updates));
   };

@@ -176,9 +176,13 @@ void check_few_bits_rejections(Trial& trial) {
   Operand& scales = trial.output(DType::f32, 2, 2);
   Operand& narrow = trial.output(DType::bf16, 2, 130);
   Operand& packed = trial.output(DType::u8, 2, 65);
-  trial.expect_rejected(EncodeBlocks{x.matrix(), codes.matrix(), scales.matrix(), 4}, "codes that are not packed");
-  trial.expect_rejected(EncodeBlocks{x.matrix(), packed.matrix(), scales.matrix(), 2}, "2 bits");
-  trial.expect_rejected(DecodeBlocks{packed.matrix(), scales.matrix(), narrow.matrix(), 4}, "4 bits in bf16");
+  trial.expect_rejected(EncodeBlocks{.x = x.matrix(), .codes = codes.matrix(), .scales = scales.matrix(), .bits = 4},
+                        "codes that are not packed");
+  trial.expect_rejected(EncodeBlocks{.x = x.matrix(), .codes = packed.matrix(), .scales = scales.matrix(), .bits = 2},
+                        "2 bits");
+  trial.expect_rejected(
+      DecodeBlocks{.codes = packed.matrix(), .scales = scales.matrix(), .x = narrow.matrix(), .bits = 4},
+      "4 bits in bf16");
 }
 
 void check_rejections(Trial& trial) {

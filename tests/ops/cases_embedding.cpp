@@ -251,16 +251,20 @@ void add_cases(Suite& suite) {
       if (is_left_out(residual, &shape - shapes)) continue;
       const std::string with_type = fmt::format("{} R={}", name, dtype_name(residual));
       suite.add<EmbeddingBackward>(with_type + " p=0.2", [=](Trial& t) {
-        check_backward(t, shape, residual, {0.2, true, false, false});
+        check_backward(t, shape, residual,
+                       {.p = 0.2, .with_positions = true, .accumulate_token = false, .accumulate_position = false});
       });
       suite.add<EmbeddingBackward>(with_type + " adding to both", [=](Trial& t) {
-        check_backward(t, shape, residual, {0, true, true, true});
+        check_backward(t, shape, residual,
+                       {.p = 0, .with_positions = true, .accumulate_token = true, .accumulate_position = true});
       });
       suite.add<EmbeddingBackward>(with_type + " adding to tokens (tied head)", [=](Trial& t) {
-        check_backward(t, shape, residual, {0.2, true, true, false});
+        check_backward(t, shape, residual,
+                       {.p = 0.2, .with_positions = true, .accumulate_token = true, .accumulate_position = false});
       });
       suite.add<EmbeddingBackward>(with_type + " no positions", [=](Trial& t) {
-        check_backward(t, shape, residual, {0, false, false, false});
+        check_backward(t, shape, residual,
+                       {.p = 0, .with_positions = false, .accumulate_token = false, .accumulate_position = false});
       });
     }
   }
@@ -272,12 +276,15 @@ void add_cases(Suite& suite) {
   }
   for (const DType residual : compute_dtypes) {
     suite.add<EmbeddingBackward>(fmt::format("scaled tokens R={}", dtype_name(residual)), [=](Trial& t) {
-      check_backward(t, shapes[3], residual, {0.2, true, true, true, 11.25});
+      check_backward(
+          t, shapes[3], residual,
+          {.p = 0.2, .with_positions = true, .accumulate_token = true, .accumulate_position = true, .scale = 11.25});
     });
   }
   for (const Shape& shape : long_shapes) {
     suite.add<EmbeddingBackward>(fmt::format("{} tokens", shape.batch * shape.tokens), [=](Trial& t) {
-      check_backward(t, shape, DType::f32, {0.2, true, true, false});
+      check_backward(t, shape, DType::f32,
+                     {.p = 0.2, .with_positions = true, .accumulate_token = true, .accumulate_position = false});
     });
   }
   for (const DTypes& dtypes : dtype_pairs) {

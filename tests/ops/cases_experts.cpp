@@ -19,9 +19,19 @@ struct Routing {
 };
 
 constexpr RouterScore softmax = RouterScore::softmax, sigmoid_score = RouterScore::sigmoid;
-const Routing routings[] = {{{softmax, true, 1, 5}, 3, 7, 2},          {{softmax, false, 1, 1}, 4, 1, 1},
-                            {{softmax, false, 2.5, 16}, 2, 33, 4},     {{sigmoid_score, true, 1, 7}, 2, 16, 3},
-                            {{sigmoid_score, false, 0.5, 9}, 1, 5, 5}, {{softmax, true, 1, 8}, 2, 6, 3, true}};
+const Routing routings[] = {
+    {.rule = {.score = softmax, .balanced_rows = 5}, .sequences = 3, .experts = 7, .k = 2},
+    {.rule = {.score = softmax, .renormalise = false, .balanced_rows = 1}, .sequences = 4, .experts = 1, .k = 1},
+    {.rule = {.score = softmax, .renormalise = false, .scale = 2.5, .balanced_rows = 16},
+     .sequences = 2,
+     .experts = 33,
+     .k = 4},
+    {.rule = {.score = sigmoid_score, .balanced_rows = 7}, .sequences = 2, .experts = 16, .k = 3},
+    {.rule = {.score = sigmoid_score, .renormalise = false, .scale = 0.5, .balanced_rows = 9},
+     .sequences = 1,
+     .experts = 5,
+     .k = 5},
+    {.rule = {.score = softmax, .balanced_rows = 8}, .sequences = 2, .experts = 6, .k = 3, .ties = true}};
 
 std::string name_of(const Routing& routing) {
   return fmt::format("{} T={} B={} E={} k={} scale={}{}{}", router_score_names[routing.rule.score],

@@ -141,7 +141,7 @@ void check_residual_rejections(Trial& trial) {
 }
 
 void check_rejections(Trial& trial) {
-  KeepGradients op = make_op(trial, {{0, 8, {7, 8}, {}}}, 1);
+  KeepGradients op = make_op(trial, {{.offset = 0, .count = 8, .key = {7, 8}, .map = {}}}, 1);
   op.gradients = trial.input(DType::f32, 1, 8).matrix();
   op.sums = trial.in_out(DType::f32, 1, 8).matrix();
   trial.expect_rejected(op, "sums in f32");
@@ -306,7 +306,7 @@ void add_keeping_cases(Suite& suite) {
   suite.add_bench<KeepGradients>("40 M elements, adding", [](Trial& t) {
     constexpr int64_t elements = 40'000'000;
     const std::vector<double> zeros(static_cast<size_t>(elements));
-    KeepGradients op = make_op(t, {{0, elements, {7, 8}, {}}}, 1);
+    KeepGradients op = make_op(t, {{.offset = 0, .count = elements, .key = {7, 8}, .map = {}}}, 1);
     op.gradients = t.input(DType::f32, 1, elements, zeros).matrix();
     op.sums = t.input(DType::bf16, 1, elements, zeros).matrix();
     op.accumulate = true;

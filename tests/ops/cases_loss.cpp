@@ -443,7 +443,7 @@ void add_cases(Suite& suite) {
       }
     }
     suite.add<CrossEntropy>(name + " f32 logits, bf16 gradients", [=](Trial& t) {
-      check_slices(t, slices, {DType::f32, DType::bf16, 0.01, 1}, false);
+      check_slices(t, slices, {.logits = DType::f32, .compute = DType::bf16, .z_loss = 0.01, .scale = 1}, false);
     });
   }
   suite.add<CrossEntropy>("slices, not finite", check_slices_not_finite);

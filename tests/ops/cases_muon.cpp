@@ -108,7 +108,7 @@ void check_step(Trial& trial, int64_t size, Writes writes, bool skip) {
 struct SumCase {
   int64_t rows, cols;
   DType from, to;
-  bool with_b, with_norm, in_place;
+  bool with_b = false, with_norm = false, in_place = false;
 };
 
 template <typename Real>
@@ -220,20 +220,23 @@ void add_sum_cases(Suite& suite) {
         if (is_left_out(from, index++) || (to == from && from == DType::f32 && index % 2 == 0)) continue;
         for (const bool with_b : {false, true}) {
           const bool in_place = to == from && with_b;
-          suite.add<WeightedSum>(fmt::format("[{}, {}] {} to {}{}{}", rows, cols, dtype_name(from), dtype_name(to),
-                                             with_b ? ", of two" : "", in_place ? ", in place" : ""),
-                                 [=](Trial& t) {
-                                   check_sum(t, {rows, cols, from, to, with_b, false, in_place}, 0, 1);
-                                 });
+          suite.add<WeightedSum>(
+              fmt::format("[{}, {}] {} to {}{}{}", rows, cols, dtype_name(from), dtype_name(to),
+                          with_b ? ", of two" : "", in_place ? ", in place" : ""),
+              [=](Trial& t) {
+                check_sum(t,
+                          {.rows = rows, .cols = cols, .from = from, .to = to, .with_b = with_b, .in_place = in_place},
+                          0, 1);
+              });
         }
       }
     }
     suite.add<WeightedSum>(fmt::format("[{}, {}] f32 to bf16, normalised", rows, cols), [=](Trial& t) {
-      check_sum(t, {rows, cols, DType::f32, DType::bf16, false, true, false}, 9, 3);
+      check_sum(t, {.rows = rows, .cols = cols, .from = DType::f32, .to = DType::bf16, .with_norm = true}, 9, 3);
     });
   }
   suite.add<WeightedSum>("[7, 13] f32 to f32, of less than the least norm", [](Trial& t) {
-    check_sum(t, {7, 13, DType::f32, DType::f32, false, true, false}, 0, 0.5);
+    check_sum(t, {.rows = 7, .cols = 13, .from = DType::f32, .to = DType::f32, .with_norm = true}, 0, 0.5);
   });
   suite.add<WeightedSum>("infinities", check_sum_of_infinities);
   suite.add<WeightedSum>("rejections", [](Trial& t) {

@@ -100,10 +100,10 @@ std::vector<double> add_branch(const Operand& x, const Operand& branch, const Dr
 
 struct NormOptions {
   NormKind kind;
-  bool with_branch;
-  double p;
-  bool with_beta;
-  double offset;  // added to x: means are then large compared with the spread
+  bool with_branch = true;
+  double p = 0;
+  bool with_beta = true;
+  double offset = 0;  // added to x: means are then large compared with the spread
   bool offset_gamma = false;
 };
 
@@ -198,9 +198,9 @@ void check_recompute(Trial& trial, const DTypes& dtypes) {
 
 struct BackwardOptions {
   NormKind kind;
-  bool with_residual;
-  bool with_beta;
-  bool in_place;
+  bool with_residual = true;
+  bool with_beta = true;
+  bool in_place = false;
   bool offset_gamma = false;
 };
 
@@ -491,11 +491,10 @@ void add_wide_cases(Suite& suite) {
     for (const int64_t cols : {777, 2500, 8192, 12288, 20480}) {
       const Shape shape{1, 2, cols};
       const std::string name = fmt::format("wide h={} {}", cols, name_of(dtypes));
-      suite.add<NormForward>(name, [=](Trial& t) {
-        check_forward(t, shape, dtypes, {NormKind::layernorm, true, 0, true, 0}, pack);
-      });
+      suite.add<NormForward>(name,
+                             [=](Trial& t) { check_forward(t, shape, dtypes, {.kind = NormKind::layernorm}, pack); });
       suite.add<NormBackward>(name, [=](Trial& t) {
-        check_backward(t, shape, dtypes, {NormKind::layernorm, true, true, true}, pack);
+        check_backward(t, shape, dtypes, {.kind = NormKind::layernorm, .in_place = true}, pack);
       });
     }
   }
@@ -509,16 +508,16 @@ void add_norm_cases(Suite& suite) {
         if (is_left_out(dtypes.compute, &shape - shapes)) continue;
         const std::string name =
             fmt::format("{} B={} T={} h={} {}", kind_name, shape.batch, shape.tokens, shape.cols, name_of(dtypes));
-        suite.add<NormForward>(name, [=](Trial& t) { check_forward(t, shape, dtypes, {kind, true, 0.3, true, 0}); });
-        suite.add<NormForward>(name + " p=0 no beta", [=](Trial& t) {
-          check_forward(t, shape, dtypes, {kind, true, 0, false, 0});
-        });
+        suite.add<NormForward>(name, [=](Trial& t) { check_forward(t, shape, dtypes, {.kind = kind, .p = 0.3}); });
+        suite.add<NormForward>(name + " p=0 no beta",
+                               [=](Trial& t) { check_forward(t, shape, dtypes, {.kind = kind, .with_beta = false}); });
         suite.add<NormForward>(name + " no branch, x far from 0", [=](Trial& t) {
-          check_forward(t, shape, dtypes, {kind, false, 0, true, 1000});
+          check_forward(t, shape, dtypes, {.kind = kind, .with_branch = false, .offset = 1000});
         });
-        suite.add<NormBackward>(name, [=](Trial& t) { check_backward(t, shape, dtypes, {kind, true, true, true}); });
+        suite.add<NormBackward>(name,
+                                [=](Trial& t) { check_backward(t, shape, dtypes, {.kind = kind, .in_place = true}); });
         suite.add<NormBackward>(name + " no residual, no beta", [=](Trial& t) {
-          check_backward(t, shape, dtypes, {kind, false, false, false});
+          check_backward(t, shape, dtypes, {.kind = kind, .with_residual = false, .with_beta = false});
         });
       }
     }
@@ -527,16 +526,17 @@ void add_norm_cases(Suite& suite) {
       const Shape shape{2, 3, cols};
       const std::string name = fmt::format("gains of 1 + gamma, h={} {}", cols, name_of(dtypes));
       suite.add<NormForward>(name, [=](Trial& t) {
-        check_forward(t, shape, dtypes, {NormKind::rmsnorm, true, 0.3, false, 0, true}, 8);
+        check_forward(t, shape, dtypes, {.kind = NormKind::rmsnorm, .p = 0.3, .with_beta = false, .offset_gamma = true},
+                      8);
       });
       suite.add<NormBackward>(name, [=](Trial& t) {
-        check_backward(t, shape, dtypes, {NormKind::rmsnorm, true, false, false, true}, 8);
+        check_backward(t, shape, dtypes, {.kind = NormKind::rmsnorm, .with_beta = false, .offset_gamma = true}, 8);
       });
     }
   }
   add_wide_cases(suite);
   suite.add<NormBackward>("many blocks of rows", [](Trial& t) {
-    check_backward(t, {3, 1000, 5}, dtype_pairs[0], {NormKind::layernorm, true, true, false});
+    check_backward(t, {3, 1000, 5}, dtype_pairs[0], {.kind = NormKind::layernorm});
   });
   suite.add<NormBackward>("derivative of layernorm",
                           [](Trial& t) { check_reference_gradient(t, NormKind::layernorm); });

@@ -366,23 +366,32 @@ void add_cases(Suite& suite) {
   for (const RopeScaling scaling : {RopeScaling::linear, RopeScaling::llama3}) {
     const Options options{.dtype = DType::f32, .with_norm = false, .rotary = true, .scaling = scaling};
     const std::string name = scaling == RopeScaling::linear ? "scaled linearly" : "scaled as in Llama 3";
-    suite.add<QueryKeyForward>(name, [=](Trial& t) { check_forward(t, {3, 7, 2, 2, 38}, options, false); });
-    suite.add<QueryKeyBackward>(name, [=](Trial& t) { check_backward(t, {3, 7, 2, 2, 38}, options); });
+    suite.add<QueryKeyForward>(name, [=](Trial& t) {
+      check_forward(t, {.batch = 3, .tokens = 7, .q_heads = 2, .k_heads = 2, .head_size = 38}, options, false);
+    });
+    suite.add<QueryKeyBackward>(name, [=](Trial& t) {
+      check_backward(t, {.batch = 3, .tokens = 7, .q_heads = 2, .k_heads = 2, .head_size = 38}, options);
+    });
   }
   for (const DType dtype : compute_dtypes) {
     for (const bool rotary : {false, true}) {
       const Options options{.dtype = dtype, .with_norm = true, .rotary = rotary, .offset = true};
       const std::string name = fmt::format("gains of 1 + gamma{} C={}", rotary ? " rotary" : "", dtype_name(dtype));
-      suite.add<QueryKeyForward>(name, [=](Trial& t) { check_forward(t, {3, 7, 2, 1, 64}, options, false); });
-      suite.add<QueryKeyBackward>(name, [=](Trial& t) { check_backward(t, {3, 7, 2, 1, 64}, options); });
+      suite.add<QueryKeyForward>(name, [=](Trial& t) {
+        check_forward(t, {.batch = 3, .tokens = 7, .q_heads = 2, .k_heads = 1, .head_size = 64}, options, false);
+      });
+      suite.add<QueryKeyBackward>(name, [=](Trial& t) {
+        check_backward(t, {.batch = 3, .tokens = 7, .q_heads = 2, .k_heads = 1, .head_size = 64}, options);
+      });
     }
   }
   suite.add<QueryKeyForward>("slices of a QKV matrix", check_slices);
   suite.add<QueryKeyForward>("odd heads without rotary", [](Trial& t) {
-    check_forward(t, {1, 3, 2, 1, 5}, {DType::f32, true, false}, false);
+    check_forward(t, {.batch = 1, .tokens = 3, .q_heads = 2, .k_heads = 1, .head_size = 5}, {DType::f32, true, false},
+                  false);
   });
   suite.add<QueryKeyBackward>("odd heads without rotary", [](Trial& t) {
-    check_backward(t, {1, 3, 2, 1, 5}, {DType::f32, true, false});
+    check_backward(t, {.batch = 1, .tokens = 3, .q_heads = 2, .k_heads = 1, .head_size = 5}, {DType::f32, true, false});
   });
   for (const bool rotary : {false, true})
     suite.add<QueryKeyBackward>(fmt::format("derivative{}", rotary ? " rotary" : ""),

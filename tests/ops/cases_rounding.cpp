@@ -85,10 +85,30 @@ template <typename Op>
 void check_update(Trial& trial, int64_t size, int64_t cols, int64_t stride, int64_t first) {
   // The last one passes 2^34 elements, where the counter's low half wraps around.
   const std::vector<AdamW::Segment> segments{
-      {0, 1, 1, 1, {1, 2}, {.origin = 5, .first = 0, .cols = 1, .stride = 1}},
-      {64, 13, 0, 1, {3, 4}, {.origin = 3, .first = 7, .cols = 1, .stride = 1}},
-      {128, size, 1, 0.5F, {5, 6}, {.origin = 3 * stride + 8, .first = first, .cols = cols, .stride = stride}},
-      {size + 192, 31, 0, 1, {5, 6}, {.origin = (int64_t{1} << 34) - 16, .first = 2, .cols = 8, .stride = 8}}};
+      {.offset = 0,
+       .count = 1,
+       .decay = 1,
+       .rate_factor = 1,
+       .key = {1, 2},
+       .map = {.origin = 5, .first = 0, .cols = 1, .stride = 1}},
+      {.offset = 64,
+       .count = 13,
+       .decay = 0,
+       .rate_factor = 1,
+       .key = {3, 4},
+       .map = {.origin = 3, .first = 7, .cols = 1, .stride = 1}},
+      {.offset = 128,
+       .count = size,
+       .decay = 1,
+       .rate_factor = 0.5F,
+       .key = {5, 6},
+       .map = {.origin = 3 * stride + 8, .first = first, .cols = cols, .stride = stride}},
+      {.offset = size + 192,
+       .count = 31,
+       .decay = 0,
+       .rate_factor = 1,
+       .key = {5, 6},
+       .map = {.origin = (int64_t{1} << 34) - 16, .first = 2, .cols = 8, .stride = 8}}};
   const StepState state = state_after((int64_t{1} << 32) + 5);
   const Operands operands = make_operands(trial, segments, state, size + 256);
   const Op& op = operands.op;
@@ -140,7 +160,8 @@ std::vector<double> round_alike(Trial& trial, int64_t updates) {
   StepState state = state_after(updates);
   state.gradient_scale = 1;
   state.learning_rate = static_cast<float>((1 - share_up) * 0x1p-8);
-  const std::vector<AdamW::Segment> segments{{0, num_alike, 0, 1, {7, 8}, {}}};
+  const std::vector<AdamW::Segment> segments{
+      {.offset = 0, .count = num_alike, .decay = 0, .rate_factor = 1, .key = {7, 8}}};
   Operands operands = make_operands(trial, segments, state, num_alike);
   operands.weights.set_values(std::vector<double>(num_alike, 1));
   operands.exp_avg.set_values(std::vector<double>(num_alike, 1));
@@ -176,7 +197,7 @@ void check_expectation(Trial& trial) {
 void check_representable(Trial& trial) {
   StepState state = state_after(9);
   state.learning_rate = 0;
-  const std::vector<AdamW::Segment> segments{{0, 5000, 1, 1, {7, 8}, {}}};
+  const std::vector<AdamW::Segment> segments{{.offset = 0, .count = 5000, .decay = 1, .rate_factor = 1, .key = {7, 8}}};
   Operands operands = make_operands(trial, segments, state, 5000);
   std::vector<double> weights = operands.weights.values();
   weights[0] = 0x1.fep127;
@@ -190,7 +211,7 @@ void check_representable(Trial& trial) {
 void check_skipped(Trial& trial) {
   StepState state = state_after(9);
   state.skip = 1;
-  const std::vector<AdamW::Segment> segments{{0, 300, 1, 1, {7, 8}, {}}};
+  const std::vector<AdamW::Segment> segments{{.offset = 0, .count = 300, .decay = 1, .rate_factor = 1, .key = {7, 8}}};
   const Operands operands = make_operands(trial, segments, state, 300);
   const std::vector<double> weights = operands.weights.values(), exp_avg = operands.exp_avg.values(),
                             exp_avg_sq = operands.exp_avg_sq.values();
@@ -201,7 +222,7 @@ void check_skipped(Trial& trial) {
 }
 
 void check_rejections(Trial& trial) {
-  const std::vector<AdamW::Segment> segments{{0, 8, 1, 1, {7, 8}, {}}};
+  const std::vector<AdamW::Segment> segments{{.offset = 0, .count = 8, .decay = 1, .rate_factor = 1, .key = {7, 8}}};
   AdamW op = make_operands(trial, segments, state_after(1), 8).op;
   op.weights = {};
   trial.expect_rejected(op, "neither masters nor weights");
@@ -230,7 +251,8 @@ void add_rounding_cases(Suite& suite) {
   suite.add_bench<AdamW>("40 M elements, bf16 weights only", [](Trial& t) {
     constexpr int64_t elements = 40'000'000;
     AdamW op{};
-    set_segments(t, op, {{0, elements, 1, 1, {7, 8}, {}}}, state_after(1));
+    set_segments(t, op, {{.offset = 0, .count = elements, .decay = 1, .rate_factor = 1, .key = {7, 8}}},
+                 state_after(1));
     op.beta1 = 0.9;
     op.beta2 = 0.95;
     op.eps = 1e-8;

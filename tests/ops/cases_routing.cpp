@@ -23,12 +23,29 @@ constexpr DropRule by_weight = DropRule::probability, by_position = DropRule::po
 
 std::vector<Choice> choices() {
   return {
-      {{.balanced_rows = 7}, 21, 9, 2, true},
-      {{.score = sigmoid, .balanced_rows = 5, .groups = 3, .group_top_k = 1}, 10, 15, 3, true, true},
-      {{.renormalise = false, .balanced_rows = 13, .groups = 4, .group_top_k = 2}, 13, 12, 4},
-      {{.balanced_rows = 6, .capacity = 3, .capacity_rows = 6}, 18, 5, 2},
-      {{.score = sigmoid, .scale = 1.5, .balanced_rows = 17, .capacity = 1, .capacity_rows = 17}, 17, 4, 3, true},
-      {{.balanced_rows = 4, .capacity = 5, .capacity_rows = 20, .drop = by_position}, 20, 3, 2, false, true},
+      {.rule = {.balanced_rows = 7}, .rows = 21, .experts = 9, .k = 2, .with_bias = true},
+      {.rule = {.score = sigmoid, .balanced_rows = 5, .groups = 3, .group_top_k = 1},
+       .rows = 10,
+       .experts = 15,
+       .k = 3,
+       .with_bias = true,
+       .with_excess = true},
+      {.rule = {.renormalise = false, .balanced_rows = 13, .groups = 4, .group_top_k = 2},
+       .rows = 13,
+       .experts = 12,
+       .k = 4},
+      {.rule = {.balanced_rows = 6, .capacity = 3, .capacity_rows = 6}, .rows = 18, .experts = 5, .k = 2},
+      {.rule = {.score = sigmoid, .scale = 1.5, .balanced_rows = 17, .capacity = 1, .capacity_rows = 17},
+       .rows = 17,
+       .experts = 4,
+       .k = 3,
+       .with_bias = true},
+      {.rule = {.balanced_rows = 4, .capacity = 5, .capacity_rows = 20, .drop = by_position},
+       .rows = 20,
+       .experts = 3,
+       .k = 2,
+       .with_bias = false,
+       .with_excess = true},
   };
 }
 

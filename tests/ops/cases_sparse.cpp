@@ -90,7 +90,10 @@ void check_add(Trial& trial, float factor) {
   std::vector<double> expected = to.values();
   for (int64_t i = 0; i < k; ++i)
     expected[static_cast<size_t>(places[static_cast<size_t>(i)])] += static_cast<double>(factor) * values.at(0, i);
-  trial.run(AddAt{trial.input(DType::i32, 1, k, places).matrix(), values.matrix(), factor, to.matrix()});
+  trial.run(AddAt{.indices = trial.input(DType::i32, 1, k, places).matrix(),
+                  .values = values.matrix(),
+                  .factor = factor,
+                  .to = to.matrix()});
   for (double& value : expected) value = static_cast<double>(static_cast<float>(value));
   trial.expect_equal("sum", to, expected);
 }
@@ -126,8 +129,10 @@ void add_cases(Suite& suite) {
     require_kernels(t);
     std::vector<double> places;
     for (int64_t i = 0; i < 400'000; ++i) places.push_back(static_cast<double>(i * 100));
-    t.time(AddAt{t.input(DType::i32, 1, 400'000, places).matrix(), t.input(DType::f32, 1, 400'000).matrix(), 1,
-                 t.in_out(DType::f32, 1, 40'000'000).matrix()});
+    t.time(AddAt{.indices = t.input(DType::i32, 1, 400'000, places).matrix(),
+                 .values = t.input(DType::f32, 1, 400'000).matrix(),
+                 .factor = 1,
+                 .to = t.in_out(DType::f32, 1, 40'000'000).matrix()});
   });
 }
 

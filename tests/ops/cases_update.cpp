@@ -178,8 +178,10 @@ struct Moments {
 template <typename Real>
 Moments<Real> adamw(const Buffers& buffers, const std::vector<AdamW::Segment>& segments, const AdamWEma& op,
                     const StepState& state) {
-  Moments<Real> result{to_real<Real>(buffers.master.values()), to_real<Real>(buffers.exp_avg.values()),
-                       to_real<Real>(buffers.exp_avg_sq.values()), to_real<Real>(buffers.ema.values())};
+  Moments<Real> result{.master = to_real<Real>(buffers.master.values()),
+                       .exp_avg = to_real<Real>(buffers.exp_avg.values()),
+                       .exp_avg_sq = to_real<Real>(buffers.exp_avg_sq.values()),
+                       .ema = to_real<Real>(buffers.ema.values())};
   const Real share =
       (1 - static_cast<Real>(op.ema)) / (1 - std::pow(static_cast<Real>(op.ema), static_cast<Real>(state.updates)));
   const Real correction1 = 1 - std::pow(static_cast<Real>(op.beta1), static_cast<Real>(state.updates));
@@ -335,7 +337,7 @@ void check_add_some_sums(Trial& trial, bool accumulate) {
     const double sum = at < 0 || at >= count ? 0 : sums.at(0, at) + sums.at(1, at) + sums.at(2, at);
     expected.push_back(static_cast<float>(sum + (accumulate ? gradient.at(0, i) : 0.0)));
   }
-  trial.run(AddSums{sums.matrix(), gradient.matrix(), accumulate, first});
+  trial.run(AddSums{.sums = sums.matrix(), .gradient = gradient.matrix(), .accumulate = accumulate, .first = first});
   trial.expect_equal("gradient", gradient, expected);
 }
 
@@ -346,7 +348,8 @@ void check_add_sums_rejections(Trial& trial) {
   Operand& shorter = trial.output(DType::f32, 1, 7);
   trial.expect_rejected(AddSums{sums.matrix(), shorter.matrix(), false}, "another length");
   trial.expect_rejected(AddSums{narrow_sums.matrix(), gradient.matrix(), false}, "sums in f32");
-  trial.expect_rejected(AddSums{sums.matrix(), gradient.matrix(), false, 1}, "sums past the last element");
+  trial.expect_rejected(AddSums{.sums = sums.matrix(), .gradient = gradient.matrix(), .accumulate = false, .first = 1},
+                        "sums past the last element");
 }
 
 void check_add_rejections(Trial& trial) {

@@ -50,7 +50,7 @@ void check_bits(Trial& trial, uint32_t expected) {
   state.updates = 3;
   state.learning_rate = 0x1.8p-6F;
   state.gradient_scale = 0.37F;
-  set_segments(trial, op, {{0, elements, 1, 0.7F}}, state);
+  set_segments(trial, op, {{.offset = 0, .count = elements, .decay = 1, .rate_factor = 0.7F}}, state);
   op.gradients = trial.input(DType::f32, 1, elements, numbers(random, false)).matrix();
   std::vector<Operand*> written;
   const auto add = [&](DType dtype, bool positive) {

@@ -80,12 +80,14 @@ void check(Trial& trial, ZeroOneUpdate update, int64_t size, bool skip) {
   weights.set_operands(op);
   const std::vector<UpdateSegment> changed = skip ? std::vector<UpdateSegment>{} : segments;
   const auto expect = [&]<typename Real>(Real) {
-    Expected all{weights.updated.values(), m.values(), v.values(), anchor.values()};
+    Expected all{.w = weights.updated.values(), .m = m.values(), .v = v.values(), .anchor = anchor.values()};
     for (const UpdateSegment& segment : changed) {
       for (int64_t i = segment.offset; i < segment.offset + segment.count; ++i) {
         const auto at = static_cast<size_t>(i);
-        const Element<Real> before{static_cast<Real>(all.w[at]), static_cast<Real>(all.m[at]),
-                                   static_cast<Real>(all.v[at]), static_cast<Real>(all.anchor[at])};
+        const Element<Real> before{.w = static_cast<Real>(all.w[at]),
+                                   .m = static_cast<Real>(all.m[at]),
+                                   .v = static_cast<Real>(all.v[at]),
+                                   .anchor = static_cast<Real>(all.anchor[at])};
         const Element<Real> after = updated(op, segment, state, static_cast<Real>(gradient.at(0, i)), before);
         all.w[at] = static_cast<double>(after.w);
         all.m[at] = static_cast<double>(after.m);

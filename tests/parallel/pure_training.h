@@ -4,7 +4,6 @@
 #include <fmt/format.h>
 #include <limits>
 #include <string>
-#include <tuple>
 #include <vector>
 
 #include "catch.h"
@@ -41,8 +40,15 @@ inline Outcome train_pure(Family family, const PureLayout& layout, const std::st
 
 // Checks that ZeRO 0 and 1, and 2 and 3, give the same bits with every recompute mode.
 inline void require_same_over_zero(const std::string& gradients, int micro) {
+  struct Ranks {
+    Family family;
+    int64_t tensor, data;
+    bool sequence = false;
+  };
   for (const auto& [family, tensor, data, sequence] :
-       {std::tuple{Family::gpt2, 1, 3, false}, {Family::gpt2, 2, 2, true}, {Family::llama, 2, 2, false}}) {
+       {Ranks{.family = Family::gpt2, .tensor = 1, .data = 3},
+        {.family = Family::gpt2, .tensor = 2, .data = 2, .sequence = true},
+        {.family = Family::llama, .tensor = 2, .data = 2}}) {
     INFO("tensor " << tensor << " data " << data);
     const auto run = [&, family = family, tensor = tensor, data = data,
                       sequence = sequence](const std::vector<std::string>& more) {

@@ -52,11 +52,16 @@ class CountingExchanges final : public ForwardingCommunicator {
 // are fewer heads of keys than ranks, each goes to c / G ranks. Backward exchanges attention's output, too, if it is
 // kept as codes.
 TEST_CASE("context groups send the bytes of the closed formula, in the plan and in a run") {
+  struct Pass {
+    int64_t context;
+    std::string recompute, dtype;
+    int64_t kept_bits;
+  };
   for (const auto& [context, recompute, dtype, kept_bits] :
-       {std::tuple<int64_t, std::string, std::string, int64_t>{2, "none", "fp32", 16},
-        {2, "block", "bf16", 16},
-        {4, "none", "fp32", 8},
-        {4, "selective", "fp32", 16}}) {
+       {Pass{.context = 2, .recompute = "none", .dtype = "fp32", .kept_bits = 16},
+        {.context = 2, .recompute = "block", .dtype = "bf16", .kept_bits = 16},
+        {.context = 4, .recompute = "none", .dtype = "fp32", .kept_bits = 8},
+        {.context = 4, .recompute = "selective", .dtype = "fp32", .kept_bits = 16}}) {
     INFO("context " << context << " recompute " << recompute << " kept bits " << kept_bits);
     const RunConfig config = config_of(context,
                                        {"memory.recompute=" + recompute, "precision.compute=" + dtype,

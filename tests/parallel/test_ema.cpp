@@ -71,7 +71,8 @@ TEST_CASE("the average of the weights is that of the weights after each step, wh
 TEST_CASE("the average has the same bits with ZeRO 0 and 1, 2 and 3, and with pipelines", "[long]") {
   for (const char* precision : precisions) {
     const auto run = [&](int64_t data, const Overrides& more, int64_t pipeline = 1) {
-      return train({1, data, more, pipeline}, {precision, "optimizer.ema=0.9"}, 3);
+      return train({.tensor = 1, .data = data, .overrides = more, .pipeline = pipeline},
+                   {precision, "optimizer.ema=0.9"}, 3);
     };
     const auto require_same_averages = [&](const Outcome& a, const Outcome& b) {
       REQUIRE(a.torn + b.torn == "");

@@ -188,7 +188,8 @@ TEST_CASE("a GPU's micro-batches are uploaded beside its ops, and are copied amo
 }
 
 TEST_CASE("planned collectives run on their lanes beside the ops, which wait for those that have not ended") {
-  const RunConfig config = config_of({Family::gpt2, 1, 2, {"parallel.zero=3", "run.device=auto"}});
+  const RunConfig config =
+      config_of({.family = Family::gpt2, .tensor = 1, .data = 2, .overrides = {"parallel.zero=3", "run.device=auto"}});
   const StepPlan plan = plan_rank({config, gpu_of(8), 2}, 0);
   const Machine machine = machine_of(8);
   const StepProfile profile = profile_of(config, plan, machine, 2);

@@ -405,7 +405,8 @@ TEST_CASE("texts during a run take the memory that is planned for them") {
          "run.sample_every_steps=2", "run.sample_prompt=some words", "run.sample_tokens=70"});
     const std::string heads = fmt::format("model.num_kv_heads={}", config.model.num_kv_heads);
     INFO((family == Family::gpt2 ? "gpt2 " : "llama ") << layout.name() << ", " << stages << " stages, " << length);
-    const auto checkpoint = save_first_weights(config_of(family, {1, 1, 0, false}, {length, heads}), folder.path());
+    const auto checkpoint = save_first_weights(
+        config_of(family, {.tensor = 1, .data = 1, .zero = 0, .sequence = false}, {length, heads}), folder.path());
     check_samples(config, layout.tensor * layout.data, checkpoint);
     std::filesystem::remove_all(checkpoint);
   };

@@ -59,7 +59,9 @@ TEST_CASE("each optimizer has the same bits with ZeRO 0 and 1, 2 and 3, and with
       INFO(optimizer.front() << " " << precision);
       const Overrides more = with(optimizer, {precision, "optimizer.ema=0.9"});
       const auto zero = [&](int64_t stage, int64_t data, int64_t pipeline) {
-        return train({1, data, {fmt::format("parallel.zero={}", stage)}, pipeline}, more, 3);
+        return train(
+            {.tensor = 1, .data = data, .overrides = {fmt::format("parallel.zero={}", stage)}, .pipeline = pipeline},
+            more, 3);
       };
       require_same(zero(0, 3, 1), zero(1, 3, 1));
       require_same(zero(2, 3, 1), zero(3, 3, 1));

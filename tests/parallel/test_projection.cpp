@@ -148,7 +148,8 @@ TEST_CASE("each linear of each layer has a projection of its own") {
 TEST_CASE("estimates have the same bits with every kind of sharding, in a pipeline and recomputed") {
   for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
     const auto run = [&](int64_t data, const Overrides& more, int64_t pipeline = 1) {
-      return train({1, data, more, pipeline}, {precision, projected("gauss", 0.2), "batch.global=6"}, 2);
+      return train({.tensor = 1, .data = data, .overrides = more, .pipeline = pipeline},
+                   {precision, projected("gauss", 0.2), "batch.global=6"}, 2);
     };
     require_same(run(3, {"parallel.zero=0"}), run(3, {"parallel.zero=1"}));
     require_same(run(3, {"parallel.zero=2"}), run(3, {"parallel.zero=3"}));

@@ -39,7 +39,7 @@ TEST_CASE("with codes of inputs the loss is exact, and gradients are near the ex
 TEST_CASE("codes of inputs have the same bits with every kind of sharding, in a pipeline and recomputed") {
   for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
     const auto run = [&](int64_t data, const Overrides& more, int64_t pipeline = 1) {
-      return train({1, data, more, pipeline}, with_codes(precision), 2);
+      return train({.tensor = 1, .data = data, .overrides = more, .pipeline = pipeline}, with_codes(precision), 2);
     };
     INFO(precision);
     require_same(run(3, {"parallel.zero=0"}), run(3, {"parallel.zero=1"}));

@@ -22,7 +22,7 @@ bool is_product(const std::string& name) {
 // Requires the same bits over ranks, stages and recomputation.
 void require_same_however_run(const Overrides& factors) {
   const auto run = [&](int64_t data, const Overrides& more, int64_t pipeline = 1) {
-    return train({1, data, more, pipeline}, factors, 2);
+    return train({.tensor = 1, .data = data, .overrides = more, .pipeline = pipeline}, factors, 2);
   };
   require_same(run(3, {"parallel.zero=0"}), run(3, {"parallel.zero=1"}));
   require_same(run(3, {"parallel.zero=2"}), run(3, {"parallel.zero=3"}));

@@ -24,7 +24,10 @@ class OneSample : public MicroBatchSource {
  public:
   OneSample(std::vector<int32_t> tokens, std::vector<int32_t> targets, std::vector<int32_t> document_starts)
       : tokens_(std::move(tokens)), targets_(std::move(targets)), document_starts_(std::move(document_starts)) {
-    view_ = {tokens_.data(), targets_.data(), &sample_, document_starts_.data()};
+    view_ = {.tokens = tokens_.data(),
+             .targets = targets_.data(),
+             .sample_ids = &sample_,
+             .document_starts = document_starts_.data()};
   }
   const MicroBatch& next() override { return view_; }
 

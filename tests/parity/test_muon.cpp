@@ -96,7 +96,7 @@ Values by_ops(const Wide& matrix, DType products, double scale) {
   backend->upload(values->data(), narrow.data(), 4 * elements);
   orthogonalise(Matrix(values->data(), DType::f32, matrix.rows, matrix.cols), scale,
                 reinterpret_cast<const SquaredNorm::Segment*>(segment->data()), reinterpret_cast<double*>(norm->data()),
-                {products, x->data(), y->data(), a->data(), b->data()}, *backend);
+                {.products = products, .x = x->data(), .y = y->data(), .a = a->data(), .b = b->data()}, *backend);
   backend->download(narrow.data(), values->data(), 4 * elements);
   return {narrow.begin(), narrow.end()};
 }

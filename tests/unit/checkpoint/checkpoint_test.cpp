@@ -334,10 +334,11 @@ TEST_CASE("Tensors in bf16 are loaded as they are, or as f32, and f32 is never r
   std::vector<bf16> upper(60), lower(40);
   for (size_t i = 0; i < 100; ++i) (i < 60 ? upper[i] : lower[i - 60]) = to_bf16(static_cast<float>(i));
   std::vector<float> moments(100, 1.25F);
-  save_checkpoint(out.path(), make_manifest(3),
-                  {rows_of("weight/m", 0, upper),
-                   rows_of("weight/m", 12, lower),
-                   {"exp_avg/m", {20, 5}, {0, 0}, {20, 5}, moments.data()}});
+  save_checkpoint(
+      out.path(), make_manifest(3),
+      {rows_of("weight/m", 0, upper),
+       rows_of("weight/m", 12, lower),
+       {.name = "exp_avg/m", .global_shape = {20, 5}, .offset = {0, 0}, .shape = {20, 5}, .data = moments.data()}});
   const fs::path saved = list_checkpoints(out.path()).front().path;
   CHECK_NOTHROW(verify_checkpoint(saved));
   CHECK(lacking(inspect_checkpoint(saved), {"weight/m   [20, 5]  bf16   2", "exp_avg/m  [20, 5]  f32    1"}) == "");
@@ -345,7 +346,9 @@ TEST_CASE("Tensors in bf16 are loaded as they are, or as f32, and f32 is never r
   // Rows 10 to 14 lie in both boxes; one load fills slices of either type.
   std::vector<bf16> narrow(25);
   std::vector<float> wide(25);
-  load_slices(saved, {rows_of("weight/m", 10, narrow), {"weight/m", {20, 5}, {10, 0}, {5, 5}, wide.data()}});
+  load_slices(saved,
+              {rows_of("weight/m", 10, narrow),
+               {.name = "weight/m", .global_shape = {20, 5}, .offset = {10, 0}, .shape = {5, 5}, .data = wide.data()}});
   for (size_t i = 0; i < 25; ++i) {
     CHECK(to_float(narrow[i]) == static_cast<float>(50 + i));
     CHECK(wide[i] == static_cast<float>(50 + i));
@@ -358,8 +361,10 @@ TEST_CASE("The boxes of a tensor have one dtype", "[checkpoint]") {
   const TemporaryFolder out;
   std::vector<bf16> upper(60);
   std::vector<float> lower(40);
-  save_checkpoint(out.path(), make_manifest(3),
-                  {rows_of("weight/m", 0, upper), {"weight/m", {20, 5}, {12, 0}, {8, 5}, lower.data()}});
+  save_checkpoint(
+      out.path(), make_manifest(3),
+      {rows_of("weight/m", 0, upper),
+       {.name = "weight/m", .global_shape = {20, 5}, .offset = {12, 0}, .shape = {8, 5}, .data = lower.data()}});
   CHECK(lacking(error_of([&] { verify_checkpoint(list_checkpoints(out.path()).front().path); }),
                 {"is damaged: slice \"weight/m@0,0\" is of a tensor of bf16, another slice of it of f32"}) == "");
 }

@@ -24,7 +24,11 @@ std::vector<float> weight(const fs::path& checkpoint, const std::string& name) {
   const Contents contents = read_contents(checkpoint);
   const std::vector<int64_t>& shape = contents.tensors.at(name).global_shape;
   std::vector<float> values(static_cast<size_t>(*num_elements(shape)));
-  load_slices(contents, {{name, shape, std::vector<int64_t>(shape.size(), 0), shape, values.data()}});
+  load_slices(contents, {{.name = name,
+                          .global_shape = shape,
+                          .offset = std::vector<int64_t>(shape.size(), 0),
+                          .shape = shape,
+                          .data = values.data()}});
   return values;
 }
 

@@ -175,7 +175,8 @@ TEST_CASE("bytes of a call that are too many stop at the largest amount") {
   constexpr int64_t large = int64_t{1} << 58;  // elements: 2^60 bytes
   constexpr int ranks = 1 << 16;
   const auto sent = [](Operation operation, int64_t count) {
-    return sent_bytes({operation, DType::f32, ReduceOp::sum, 0, count}, 0, ranks);
+    return sent_bytes({.operation = operation, .dtype = DType::f32, .op = ReduceOp::sum, .peer = 0, .count = count}, 0,
+                      ranks);
   };
   CHECK(sent(Operation::all_reduce, large) == (int64_t{1} << 61) - (int64_t{1} << 45));
   CHECK(sent(Operation::all_reduce, 8 * large) == most);

@@ -282,7 +282,8 @@ std::shared_ptr<const Tokenizer> tokenizer_with_ends() {
   parts.tokens.resize(258);
   parts.tokens.emplace_back("ab");
   parts.merges = {{'a', 'b', 258}};
-  parts.added = {{256, "<end>", true, false}, {257, "<eot>", false, false}};
+  parts.added = {{.id = 256, .content = "<end>", .special = true, .normalized = false},
+                 {.id = 257, .content = "<eot>", .special = false, .normalized = false}};
   parts.stages = {PatternKind::gpt2};
   return std::make_shared<Tokenizer>(std::move(parts));
 }

@@ -156,7 +156,8 @@ TEST_CASE("Long pieces are merged as short ones are: the earliest merge first, t
 TEST_CASE("Added tokens are found first, the longest of several") {
   TokenizerParts parts = golden_tokenizer("gpt2")->parts();
   const auto first = static_cast<int32_t>(parts.tokens.size());
-  parts.added = {{first, "<x>", true, false}, {first + 1, "<x>y", false, false}};
+  parts.added = {{.id = first, .content = "<x>", .special = true, .normalized = false},
+                 {.id = first + 1, .content = "<x>y", .special = false, .normalized = false}};
   const auto tokenizer = std::make_shared<Tokenizer>(parts);
   const auto ids = encode(tokenizer, "<x><x>y<x");
   REQUIRE(ids.size() >= 3);

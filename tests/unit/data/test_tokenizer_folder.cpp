@@ -32,7 +32,7 @@ json tokenizer_of_bytes() {
     for (int byte = 0; byte < 256; ++byte) parts.tokens.emplace_back(1, static_cast<char>(byte));
     parts.tokens.emplace_back("ab");
     parts.merges = {{'a', 'b', 256}};
-    parts.added = {{257, "<mask>", true, false}};
+    parts.added = {{.id = 257, .content = "<mask>", .special = true, .normalized = false}};
     parts.stages = {PatternKind::gpt2};
     return std::make_shared<Tokenizer>(std::move(parts));
   }()));
@@ -163,7 +163,8 @@ TEST_CASE("Vocabularies with gaps are read, and exported so that the tokenizers 
 
   // A rank file has no place for its special tokens, so that their ids may be any.
   TokenizerParts parts = gaps.load()->parts();
-  parts.added = {{1000, "<z>", true, false}, {1001, "<w>", true, false}};
+  parts.added = {{.id = 1000, .content = "<z>", .special = true, .normalized = false},
+                 {.id = 1001, .content = "<w>", .special = true, .normalized = false}};
   const std::string own = tokenizer_json(parts);
   const std::string exported = with_added_ids(own);
   CHECK(parse_json(exported)["model"]["vocab"]["<z>"] == 1000);

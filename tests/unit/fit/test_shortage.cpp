@@ -28,9 +28,11 @@ namespace {
 // Returns the message of a dry run.
 std::string shortage_of(const RunConfig& config, const Target& target, int64_t world_size = 1) {
   const WorldPlan plan = plan_world({config, target, world_size});
-  return memory_shortage(
-      config, target,
-      {plan.largest_rank, plan.largest.arenas, plan.on_host, nodes_of_ranks(world_size, target.ranks_per_node)});
+  return memory_shortage(config, target,
+                         {.largest_rank = plan.largest_rank,
+                          .largest = plan.largest.arenas,
+                          .on_host = plan.on_host,
+                          .node_of_rank = nodes_of_ranks(world_size, target.ranks_per_node)});
 }
 
 HostMemoryUse host_of(const RunConfig& config, const Target& target, int64_t world_size = 1) {

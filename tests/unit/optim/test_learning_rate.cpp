@@ -9,7 +9,7 @@ TEST_CASE("learning rates at the corners of each curve") {
   RunConfig config;
   config.optimizer.lr = 1.0;
   config.run.steps = 110;
-  config.lr_curve = {LrCurve::cosine, 10, 0, 0.1};
+  config.lr_curve = {.type = LrCurve::cosine, .warmup_steps = 10, .decay_steps = 0, .min_lr = 0.1};
   CHECK(learning_rate(config.lr_course(), 0) == Approx(0.1));
   CHECK(learning_rate(config.lr_course(), 9) == Approx(1.0));
   CHECK(learning_rate(config.lr_course(), 10) == Approx(1.0));
@@ -22,12 +22,12 @@ TEST_CASE("learning rates at the corners of each curve") {
   CHECK(learning_rate(config.lr_course(), 43) == Approx(0.7));
   CHECK(learning_rate(config.lr_course(), 109) == Approx(0.1));
 
-  config.lr_curve = {LrCurve::wsd, 10, 20, 0.0};
+  config.lr_curve = {.type = LrCurve::wsd, .warmup_steps = 10, .decay_steps = 20, .min_lr = 0.0};
   CHECK(learning_rate(config.lr_course(), 89) == Approx(1.0));
   CHECK(learning_rate(config.lr_course(), 90) == Approx(0.95));
   CHECK(learning_rate(config.lr_course(), 109) == Approx(0.0).margin(1e-12));
 
-  config.lr_curve = {LrCurve::constant, 0, 0, 0};
+  config.lr_curve = {.type = LrCurve::constant, .warmup_steps = 0, .decay_steps = 0, .min_lr = 0};
   CHECK(learning_rate(config.lr_course(), 0) == 1.0);
   CHECK(learning_rate(config.lr_course(), 109) == 1.0);
 }
@@ -38,7 +38,7 @@ TEST_CASE("a larger batch scales the course of the learning rate and stretches i
   config.optimizer.base_batch = 16;
   config.batch.global = 64;
   config.run.steps = 30;
-  config.lr_curve = {LrCurve::linear, 4, 0, 0.01};
+  config.lr_curve = {.type = LrCurve::linear, .warmup_steps = 4, .decay_steps = 0, .min_lr = 0.01};
   CHECK(learning_rate(config.lr_course(), 3) == Approx(0.1));  // without scaling
   config.optimizer.lr_scaling = LrScaling::sqrt;
   CHECK(learning_rate(config.lr_course(), 3) == Approx(0.1));

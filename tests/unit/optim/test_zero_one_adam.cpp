@@ -1,6 +1,5 @@
 // 0/1 Adam over ranks against its formulas in float64, which tools/compare/zero_one_adam.py computes.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <fstream>
 #include <memory>
@@ -129,8 +128,15 @@ TEST_CASE("0/1 Adam updates variances ever less often, and then exchanges ever l
   std::string kinds;
   for (int64_t done = 0; done < 23; ++done) kinds += "vmle"[static_cast<size_t>(zero_one_step(config, done, 23))];
   CHECK(kinds == "vvmvmvmveeeelelelllelle");
-  for (const auto& [freeze, scaler, local, most, steps] : std::vector<std::array<int64_t, 5>>{
-           {8, 2, 4, 4, 23}, {100, 3, 7, 16, 250}, {5, 16, 32768, 16, 40}, {50, 1, 1, 8, 30}, {3, 1, 10, 1, 20}}) {
+  struct Run {
+    int64_t freeze, scaler, local, most, steps;
+  };
+  for (const auto& [freeze, scaler, local, most, steps] :
+       {Run{.freeze = 8, .scaler = 2, .local = 4, .most = 4, .steps = 23},
+        {.freeze = 100, .scaler = 3, .local = 7, .most = 16, .steps = 250},
+        {.freeze = 5, .scaler = 16, .local = 32768, .most = 16, .steps = 40},
+        {.freeze = 50, .scaler = 1, .local = 1, .most = 8, .steps = 30},
+        {.freeze = 3, .scaler = 1, .local = 10, .most = 1, .steps = 20}}) {
     const OptimizerConfig other = of_steps(freeze, scaler, local, most);
     ZeroOneCounts counts;
     for (int64_t done = 0; done < steps; ++done) {

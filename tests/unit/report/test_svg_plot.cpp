@@ -84,13 +84,15 @@ TEST_CASE("Smoothing does not lag, keeps a straight line, and skips gaps") {
 }
 
 TEST_CASE("A plot has its title, legend, ticks, and lines inside the frame") {
-  const Plot plot{.id = "p",
-                  .title = "Loss <a>",
-                  .x_label = "step",
-                  .description = "falls & falls",
-                  .series = {{"raw", SeriesStyle::faint_line, 0, {{1, 4}, {2, not_a_number}, {3, 2}}},
-                             {"none", SeriesStyle::line, 0, {{1, not_a_number}}},
-                             {"validation", SeriesStyle::markers, 1, {{2, 3}}}}};
+  const Plot plot{
+      .id = "p",
+      .title = "Loss <a>",
+      .x_label = "step",
+      .description = "falls & falls",
+      .series = {
+          {.label = "raw", .style = SeriesStyle::faint_line, .color = 0, .points = {{1, 4}, {2, not_a_number}, {3, 2}}},
+          {.label = "none", .style = SeriesStyle::line, .color = 0, .points = {{1, not_a_number}}},
+          {.label = "validation", .style = SeriesStyle::markers, .color = 1, .points = {{2, 3}}}}};
   const std::string html = render_plot(plot);
   CHECK(html.find("Loss &lt;a&gt;</h2>") != std::string::npos);
   CHECK(html.find(">falls &amp; falls</desc>") != std::string::npos);
@@ -116,8 +118,10 @@ TEST_CASE("A plot has its title, legend, ticks, and lines inside the frame") {
 
 TEST_CASE("A constant series is drawn on a range around it") {
   for (const double value : {0.0, 5.0, -3e9, 1e-30}) {
-    const std::string html =
-        render_plot({.id = "c", .title = "c", .series = {{"c", SeriesStyle::line, 0, {{1, value}, {2, value}}}}});
+    const std::string html = render_plot(
+        {.id = "c",
+         .title = "c",
+         .series = {{.label = "c", .style = SeriesStyle::line, .color = 0, .points = {{1, value}, {2, value}}}}});
     CAPTURE(value);
     CHECK(html.find("nan") == std::string::npos);
     CHECK(html.find("inf") == std::string::npos);
@@ -127,7 +131,8 @@ TEST_CASE("A constant series is drawn on a range around it") {
 
 TEST_CASE("The axis reaches to marks, whose words stand where there is room") {
   Plot plot{.id = "marks", .title = "Marks"};
-  plot.series = {{"line", SeriesStyle::line, num_plot_colors - 1, {{10, 1}, {20, 2}}}};
+  plot.series = {
+      {.label = "line", .style = SeriesStyle::line, .color = num_plot_colors - 1, .points = {{10, 1}, {20, 2}}}};
   plot.marks = {{11, "low <"}, {40, "high"}};
   const std::string out = render_plot(plot);
   std::vector<double> x;
@@ -155,7 +160,7 @@ TEST_CASE("The axis reaches to marks, whose words stand where there is room") {
 TEST_CASE("Where x doubles, each power of two is as far from the next") {
   Plot plot{.id = "scale", .title = "Scale"};
   plot.x_doubles = true;
-  plot.series = {{"speed", SeriesStyle::line, 2, {{8, 1}, {16, 2}, {64, 4}}}};
+  plot.series = {{.label = "speed", .style = SeriesStyle::line, .color = 2, .points = {{8, 1}, {16, 2}, {64, 4}}}};
   const std::string out = render_plot(plot);
   std::vector<double> x;
   const std::string start = "class=\"line color-2\" d=\"";
@@ -165,7 +170,10 @@ TEST_CASE("Where x doubles, each power of two is as far from the next") {
   REQUIRE(x.size() == 3);
   CHECK(x[2] - x[1] == Approx(2 * (x[1] - x[0])).epsilon(0.01));
   for (const char* const tick : {">8<", ">16<", ">32<", ">64<"}) CHECK(out.find(tick) != std::string::npos);
-  plot.series = {{"speed", SeriesStyle::line, 2, {{2240, 1}, {3360, 2}}}};  // no two powers of two
+  plot.series = {{.label = "speed",
+                  .style = SeriesStyle::line,
+                  .color = 2,
+                  .points = {{2240, 1}, {3360, 2}}}};  // no two powers of two
   const std::string narrow = render_plot(plot);
   for (const char* const tick : {">2400<", ">3200<"}) CHECK(narrow.find(tick) != std::string::npos);
 }

@@ -138,7 +138,7 @@ TEST_CASE("evaluation and inference schedules of all stages are sound, fit toget
 // A chunk at either end may have only the embedding or the head.
 TEST_CASE("stages without a block fit together, too") {
   for (const PipelineSchedule& schedule : pipeline_schedules()) {
-    Stages stages = stages_of(schedule, {3, schedule.least_chunks, 5, false});
+    Stages stages = stages_of(schedule, {.stages = 3, .chunks_per_stage = schedule.least_chunks, .micro_batches = 5});
     const int32_t chunks = stages.shape.chunks();
     for (int32_t chunk = 1; chunk < chunks; ++chunk) stages.first_units[static_cast<size_t>(chunk)] = chunk;
     stages.first_units.back() = chunks;
@@ -154,7 +154,8 @@ TEST_CASE("stages without a block fit together, too") {
 
 TEST_CASE("receives in another order than the sends are found") {
   for (const PipelineSchedule& schedule : pipeline_schedules()) {
-    const std::vector<Schedule> good = training(std::string(schedule.name), {3, schedule.least_chunks, 4, false});
+    const std::vector<Schedule> good = training(
+        std::string(schedule.name), {.stages = 3, .chunks_per_stage = schedule.least_chunks, .micro_batches = 4});
     int found = 0;
     for (size_t stage = 0; stage < good.size(); ++stage) {
       for (const Way way : {Way::to_next, Way::to_previous}) {
@@ -180,7 +181,8 @@ TEST_CASE("receives in another order than the sends are found") {
 TEST_CASE("a send or a receive that is left out, and one in another place, is found") {
   for (const PipelineSchedule& schedule : pipeline_schedules()) {
     const std::vector<Schedule> good =
-        training(std::string(schedule.name), {3, schedule.least_chunks, 4, false}, {.tied_head = true});
+        training(std::string(schedule.name),
+                 {.stages = 3, .chunks_per_stage = schedule.least_chunks, .micro_batches = 4}, {.tied_head = true});
     for (size_t stage = 0; stage < good.size(); ++stage) {
       const std::vector<size_t> transfers = indices_of(good[stage], [](const Action& action) {
         const std::optional<Transfer> transfer = transfer_of(action.kind);
@@ -202,7 +204,7 @@ TEST_CASE("a send or a receive that is left out, and one in another place, is fo
 
 TEST_CASE("two stages that each wait for the other's receive are found") {
   // Each stage waits for its send at once and begins to receive the other's data only after that.
-  std::vector<Schedule> schedules = training("1f1b", {2, 1, 2, false});
+  std::vector<Schedule> schedules = training("1f1b", {.stages = 2, .chunks_per_stage = 1, .micro_batches = 2});
   CHECK(check_stages(schedules) == "");
   for (Schedule& schedule : schedules) {
     for (size_t i = 0; i < schedule.actions.size(); ++i) {
@@ -235,23 +237,24 @@ TEST_CASE("two stages that each wait for the other's receive are found") {
 }
 
 TEST_CASE("what stages do together has to come on each of them") {
-  std::vector<Schedule> bad = training("1f1b", {3, 1, 2, false}, {.tied_head = true});
+  std::vector<Schedule> bad =
+      training("1f1b", {.stages = 3, .chunks_per_stage = 1, .micro_batches = 2}, {.tied_head = true});
   erase(bad[2], indices_of(bad[2], ActionKind::sum_tied).front());
   CHECK_THAT(check_stages(bad), Catch::Contains("sum_tied") && Catch::Contains("waits for ever for the other stages"));
   CHECK_THAT(check(bad[2]), Catch::Contains("before the tables' gradients are summed"));
-  bad = training("gpipe", {3, 1, 2, false});
+  bad = training("gpipe", {.stages = 3, .chunks_per_stage = 1, .micro_batches = 2});
   erase(bad[1], indices_of(bad[1], ActionKind::norm).front());
   CHECK_THAT(check_stages(bad), Catch::Contains("stage 0, action ") && Catch::Contains("(norm of"));
 }
 
 TEST_CASE("schedules that are not those of one pipeline are refused") {
-  std::vector<Schedule> schedules = training("1f1b", {3, 1, 2, false});
+  std::vector<Schedule> schedules = training("1f1b", {.stages = 3, .chunks_per_stage = 1, .micro_batches = 2});
   CHECK(check_stages({}) == "no schedules");
   std::swap(schedules[1], schedules[2]);
   CHECK(check_stages(schedules) == "schedule 1 is of stage 2");
   schedules.pop_back();
   CHECK(check_stages(schedules) == "2 schedules for 3 stages");
-  schedules = training("1f1b", {3, 1, 2, false});
-  schedules[2] = training("1f1b", {3, 1, 3, false})[2];
+  schedules = training("1f1b", {.stages = 3, .chunks_per_stage = 1, .micro_batches = 2});
+  schedules[2] = training("1f1b", {.stages = 3, .chunks_per_stage = 1, .micro_batches = 3})[2];
   CHECK(check_stages(schedules) == "stage 2 has another pipeline than stage 0");
 }
