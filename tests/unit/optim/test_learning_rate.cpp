@@ -56,7 +56,7 @@ TEST_CASE("learning rates have what the page of optimizers says of their first a
     RunConfig config;
     config.optimizer.lr = 1;
     config.run.steps = steps;
-    config.lr_curve = {type, warmup, decay, 0.1};
+    config.lr_curve = {.type = type, .warmup_steps = warmup, .decay_steps = decay, .min_lr = 0.1};
     std::vector<double> result;
     for (int64_t s = 0; s < steps; ++s) result.push_back(std::round(1e9 * learning_rate(config.lr_course(), s)) / 1e9);
     return result;
