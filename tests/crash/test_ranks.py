@@ -10,6 +10,7 @@ import math
 import os
 import random
 import re
+import resource
 import shutil
 import signal
 import sys
@@ -375,12 +376,13 @@ class Faults(RanksTest):
         """A part that cannot be written, as on a full disk."""
         run = self.new_run("full-disk")
         self.assertEqual(run.train("--ranks", RANKS, "--steps", 5, *overrides(*MESH)).returncode, 0)
-        # Enough for the tensors, which the start of a run asks for, and not for the header.
-        bytes_of_part = (run.checkpoint(5) / "rank-00002.safetensors").stat().st_size
-        limited = ["prlimit", f"--fsize={bytes_of_part - 1}"]
-        ranks = run.start_ranks(self, "tcp", prefix=limited, prefixed_rank=2)
+        # A limit that is too low at the start is refused (tests/cli/limits_cases.py).
+        ranks = run.start_ranks(self, "tcp", *overrides("run.steps=100000", "checkpoint.every_steps=200"))
+        while ranks.processes[0].poll() is None and "step 6/" not in run.log.read_text(encoding="utf-8"):
+            time.sleep(0.01)
+        resource.prlimit(ranks.processes[2].pid, resource.RLIMIT_FSIZE, (4096, 4096))
         self.check_refusal(ranks, CHECKPOINT,
-                           r"gptrain: run\.out = .*: the checkpoint of step 6 could not be saved: rank 2 \(.+\): "
+                           r"gptrain: run\.out = .*: the checkpoint of step \d+ could not be saved: rank 2 \(.+\): "
                            r"cannot write .*/rank-00002\.safetensors: File too large; the state after step \d+ "
                            r"cannot be saved: rank 2 ")
         self.assertEqual((run.newest_step(), run.temporaries()), (5, set()))

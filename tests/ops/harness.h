@@ -118,7 +118,7 @@ class Trial {
       : random(seed), backend_(backend), wide_gaps_(random.next() % 2 == 0) {}
 
   Random random;
-  // Says that the op supports f16 on every backend.
+  // Says that the op supports f16 on the CPU, too.
   void allow_f16() { op_has_f16_ = true; }
   Backend& backend() { return *backend_.variants.front(); }
   const std::vector<std::string>& failures() const { return failures_; }
