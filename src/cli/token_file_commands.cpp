@@ -82,6 +82,7 @@ void add_data_verify_command(CLI::App& data) {
       }
       return lines;
     }));
+    verify_packs(files);
     print_out("{}: all {} verified\n", *prefix, format_counted(std::ssize(files), "token file"));
   });
 }

@@ -127,10 +127,27 @@ void warn_of_unfinished(const fs::path& prefix) {
       prefix.native());
 }
 
+[[noreturn]] void throw_unwritten(const fs::path& shard, const fs::path& prefix, const PackedShards& packed) {
+  throw Error(ExitCode::data,
+              "{} is there, and {}.pack.json counts {}: remove the shards that this pack did not write, or give them "
+              "another PREFIX",
+              shard.native(), prefix.native(), format_counted(packed.shards, "shard"));
+}
+
 [[noreturn]] void throw_missing(const fs::path& shard, const fs::path& prefix, const PackedShards& packed) {
   throw Error(ExitCode::data,
               "{}.idx is missing, although {}.pack.json counts {}: restore the missing shard, or pack the texts again",
               shard.native(), prefix.native(), format_counted(packed.shards, "shard"));
+}
+
+// Refuses a token file that lies beside shards of the same PREFIX, which hold the same texts.
+void refuse_both(const fs::path& whole) {
+  std::error_code ignored;
+  const fs::path first = shard_path(whole, 0);
+  if (fs::exists(token_file_path(first, ".idx"), ignored) && fs::exists(token_file_path(whole, ".idx"), ignored))
+    throw Error(ExitCode::data,
+                "both {}.idx and its shards from {}.idx on are there: remove one of the two, or give it another PREFIX",
+                whole.native(), first.native());
 }
 
 // Refuses to go without a shard that lies between others or that the state of the pack counts, if `is_meant(shard)`.
@@ -147,6 +164,7 @@ std::vector<fs::path> with_all_shards(std::vector<fs::path> files, const IsMeant
     last = std::max(last, name->number);
   }
   for (const auto& [prefix, last] : last_of_prefix) {
+    if (found.contains(prefix)) refuse_both(prefix);
     const std::optional<PackedShards> packed = packed_shards(prefix);
     const int64_t counted = packed ? packed->shards : 0;
     const int64_t shards = std::max(counted, found.contains(shard_path(prefix, 0)) ? last : 0);
@@ -156,6 +174,7 @@ std::vector<fs::path> with_all_shards(std::vector<fs::path> files, const IsMeant
       if (number < counted) throw_missing(shard, prefix, *packed);
       throw_gap(prefix, number, last);
     }
+    if (packed && packed->finished && last >= counted) throw_unwritten(shard_path(prefix, last), prefix, *packed);
     if (packed && !packed->finished) warn_of_unfinished(prefix);
   }
   return files;
@@ -214,7 +233,10 @@ std::vector<TokenFile> open_all(const DataSource& source, int64_t sequence_lengt
 
 std::vector<fs::path> token_files_of(const std::string& path) {
   std::error_code ignored;
-  if (is_token_file(path)) return {path};
+  if (is_token_file(path)) {
+    refuse_both(path);
+    return {path};
+  }
   const auto any = [](const fs::path&) { return true; };
   if (fs::is_directory(path, ignored)) return with_all_shards(token_files_among(names_in(path)), any);
   if (is_pattern(path)) return files_of_pattern(path);
@@ -223,6 +245,23 @@ std::vector<fs::path> token_files_of(const std::string& path) {
   if (const auto packed = has_first ? std::nullopt : packed_shards(path)) throw_missing(first, path, *packed);
   if (has_first || fs::is_directory(folder_of(path), ignored)) return with_all_shards(shards_of(path), any);
   return {};
+}
+
+void verify_packs(const std::vector<fs::path>& files) {
+  for (const fs::path& file : files) {
+    const std::optional<ShardName> name = shard_name_of(file);
+    const std::optional<PackedShards> packed =
+        name && name->number == 0 ? packed_shards(name->prefix) : std::optional<PackedShards>();
+    if (!packed || !packed->finished) continue;
+    uint32_t checksum = 0;
+    for (int64_t shard = 0; shard < packed->shards; ++shard)
+      checksum = add_shard_checksum(shard_path(name->prefix, shard), checksum);
+    if (checksum != packed->checksum)
+      throw Error(ExitCode::data,
+                  "{}: each shard is sound, but they are not those that `gptrain data pack` wrote, or stand in another "
+                  "order: restore them, or pack the texts again",
+                  name->prefix.native());
+  }
 }
 
 std::vector<fs::path> require_token_files(const std::string& path) {

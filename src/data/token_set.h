@@ -27,6 +27,10 @@ std::vector<std::filesystem::path> require_token_files(const std::string& path);
 // returned unchanged: opening it tells the user why. Throws as require_token_files does.
 std::vector<std::filesystem::path> token_files_of(const std::vector<std::string>& paths);
 
+// Throws Error(data) if one of these token files is the first shard of a finished pack, and the shards of that pack are
+// not those that it wrote, or stand in another order. REQUIRES: token_files_of() has found the files.
+void verify_packs(const std::vector<std::filesystem::path>& files);
+
 // Returns a warning if a token file belongs to two of these sources (of data.train), or twice to one; else "".
 std::string warning_of_repeated_files(const std::vector<DataSource>& sources);
 

@@ -2,6 +2,7 @@
 import json
 import random
 import re
+import shutil
 import struct
 import unittest
 
@@ -54,6 +55,12 @@ class TokenSets(CliCase):
             self.succeed("data", "join", *parts, "--out", f"parts{number}")
             self.assertEqual(self.path(f"parts{number}.bin").read_bytes(), content)
 
+    def swap(self, one, other):
+        for suffix in (".bin", ".idx", ".meta.json"):
+            self.path(one + suffix).rename(self.path("aside"))
+            self.path(other + suffix).rename(self.path(one + suffix))
+            self.path("aside").rename(self.path(other + suffix))
+
     def test_shards_of_a_pack(self):
         draw = random.Random(2)
         texts = [" ".join(draw.choice(["the", "fox", "naps"]) for _ in range(draw.randrange(3, 60))) for _ in range(100)]
@@ -61,6 +68,22 @@ class TokenSets(CliCase):
         self.succeed("data", "pack", "a.jsonl", "--tokenizer", "bytes", "--shards-of", "2000", "--out", "s")
         self.train(self.write_config(tiny_config(data={"train": [{"path": "s"}]}, run={"steps": 2, "sample_every_steps": 1,
                                                                                       "sample_tokens": 4})))
+        self.assertIn("s: all ", self.succeed("data", "verify", "s"))
+        self.swap("s-00001", "s-00002")
+        self.refuse(DATA, "s: each shard is sound, but they are not those", "data", "verify", "s")
+        self.swap("s-00001", "s-00002")
+        count = len(list(self.folder.glob("s-*.idx")))
+        for suffix in (".bin", ".idx", ".meta.json"):
+            shutil.copy(self.path("s-00001" + suffix), self.path(f"s-{count:05}" + suffix))
+        for name in ("s", "s-*"):
+            self.refuse(DATA, f"s-{count:05} is there, and s.pack.json counts {count} shards", "data", "verify", name)
+        for suffix in (".bin", ".idx", ".meta.json"):
+            self.path(f"s-{count:05}" + suffix).unlink()
+        self.succeed("data", "join", "s", "--out", "s")
+        for name in ("s", "s*"):
+            self.refuse(DATA, "both s.idx and its shards from s-00000.idx on are there", "data", "verify", name)
+        for suffix in (".bin", ".idx", ".meta.json"):
+            self.path("s" + suffix).unlink()
         self.path("s-00001.idx").unlink()
         self.refuse(DATA, "s-00001.idx is missing, although there is a later shard, s-00002", "train", "run.json", "--resume",
                     *overrides("run.steps=3"))

@@ -152,6 +152,37 @@ class Folders(TokenizerCase):
             self.refuse(USAGE, "m/added_tokens.json: <|endoftext|> has the id 7 here, but 0 in the vocabulary", "data", "tokenize",
                         "--tokenizer", "m", "x")
 
+    def test_flags_and_names_of_other_files(self):
+        """As in transformers 5.24: flags of named tokens do not replace those of tokenizer.json, flags of added_tokens_decoder do."""
+        root = json.loads(self.path("m/tokenizer.json").read_text(encoding="utf-8"))
+        end = root["added_tokens"][0]["content"]
+        text = f"the {end} fox"
+        before = self.ids(text)
+        flags = {"content": end, "lstrip": True, "rstrip": True, "normalized": False, "single_word": False}
+        for name, content in [("special_tokens_map.json", {"bos_token": flags}),
+                              ("tokenizer_config.json", {"bos_token": flags | {"__type": "AddedToken"}})]:
+            self.write(name, content)
+            self.assertEqual(self.ids(text), before, name)
+            self.path("m/" + name).unlink()
+        self.write("tokenizer_config.json", {"added_tokens_decoder": {str(root["added_tokens"][0]["id"]): flags | {"special": True}}})
+        self.assertLess(len(self.ids(text)), len(before))
+        for content, message in [({"split_special_tokens": True}, "split_special_tokens is true"),
+                                 ({"image_token": "<|im|>"}, "<|im|> is named as a special token"),
+                                 ({"model_specific_special_tokens": {"image_token": "<|im|>"}}, "<|im|> is named as a special token")]:
+            self.write("tokenizer_config.json", content)
+            self.refuse(USAGE, f"m/tokenizer_config.json: {message}", "data", "tokenize", "--tokenizer", "m", "x")
+        self.write("tokenizer_config.json", {"image_token": end})
+        self.assertEqual(self.ids(text), before)
+        root["added_tokens"].append(root["added_tokens"][0] | {"rstrip": True})
+        self.write("tokenizer.json", root)
+        self.refuse(USAGE, [f'"{end}" once more', "keep the one whose flags are meant"], "data", "tokenize", "--tokenizer", "m", "x")
+
+    def test_scores_are_rounded_as_the_reference_rounds_them(self):
+        """Splits of equal score: serde_json reads -3.7041191976630445 as -3.704119197663045, which decides between them."""
+        pieces = [["<unk>", 0.0], ["a", -3.0], ["aa", -3.7041191976630445], ["aaa", -5.342198135152211], ["aaaa", -5.826456428185615]]
+        self.write("tokenizer.json", {"added_tokens": [], "model": {"type": "Unigram", "unk_id": 0, "byte_fallback": False, "vocab": pieces}})
+        self.assertEqual(self.ids("a" * 14), [4, 4, 4, 2])
+
     def test_a_tokenizer_goes_through_a_checkpoint(self):
         """Tokens that other files add go with it, under their ids; an end token that is an ordinary piece is no special one."""
         self.write_corpus()

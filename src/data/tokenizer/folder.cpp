@@ -1,6 +1,7 @@
 #include "data/tokenizer/folder.h"
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdint>
 #include <map>
@@ -48,9 +49,10 @@ json object_of(const fs::path& path) {
 
 // A token from a file other than the tokenizer's, in the form of an element of added_tokens.
 struct ExtraToken {
-  json token;      // has no "id" if the file gives none
-  fs::path file;   // for messages
-  bool has_flags;  // the file gives lstrip and the like, which then replace those of tokenizer.json
+  json token;              // has no "id" if the file gives none
+  fs::path file;           // for messages
+  bool has_flags;          // its lstrip and the like replace those of tokenizer.json
+  bool may_be_new = true;  // otherwise another file must add it
 };
 
 json plain_token(const std::string& content, bool special) {
@@ -69,23 +71,35 @@ json token_with_defaults(const json& value, bool special, const fs::path& file) 
 }
 
 void add_special(const json& value, const fs::path& file, std::vector<ExtraToken>& extra) {
-  if (value.is_string() && value != "") extra.push_back({plain_token(value.get<std::string>(), true), file, false});
+  if (value.is_string() && value != "")
+    extra.push_back({.token = plain_token(value.get<std::string>(), true), .file = file, .has_flags = false});
   if (value.is_array()) {
     for (const json& element : value) add_special(element, file, extra);
   }
   if (!value.is_object()) return;
   if (value.contains("content")) {
-    extra.push_back({token_with_defaults(value, true, file), file, true});
+    extra.push_back({.token = token_with_defaults(value, true, file), .file = file, .has_flags = false});
   } else {
     for (const auto& [name, element] : value.items()) add_special(element, file, extra);
   }
 }
 
-// Adds the special tokens that a file names, in the order in which transformers adds them.
+// Adds the special tokens that a file names, in the order in which transformers adds them. Their flags count where no
+// other file has the token.
 void add_named(const fs::path& file, const json& names, std::vector<ExtraToken>& extra) {
-  for (const char* name : {"bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token",
-                           "additional_special_tokens", "extra_special_tokens"})
-    add_special(names.value(name, json()), file, extra);
+  static constexpr std::array<std::string_view, 9> added = {
+      "bos_token",           "eos_token", "unk_token",  "sep_token",
+      "pad_token",           "cls_token", "mask_token", "additional_special_tokens",
+      "extra_special_tokens"};
+  for (const std::string_view name : added) add_special(names.value(name, json()), file, extra);
+  // Releases of transformers differ on these: some add the tokens, others do not.
+  const size_t num_added = extra.size();
+  for (const auto& [name, value] : names.items()) {
+    const bool is_known = std::find(added.begin(), added.end(), name) != added.end();
+    if (!is_known && (name.ends_with("_token") || name == "model_specific_special_tokens"))
+      add_special(value, file, extra);
+  }
+  for (size_t i = num_added; i < extra.size(); ++i) extra[i].may_be_new = false;
 }
 
 void add_with_ids(const std::map<int64_t, json>& tokens, const fs::path& file, bool has_flags,
@@ -93,7 +107,7 @@ void add_with_ids(const std::map<int64_t, json>& tokens, const fs::path& file, b
   for (const auto& [id, value] : tokens) {
     json token = value;
     token["id"] = id;
-    extra.push_back({std::move(token), file, has_flags});
+    extra.push_back({.token = std::move(token), .file = file, .has_flags = has_flags});
   }
 }
 
@@ -102,6 +116,11 @@ std::vector<ExtraToken> extra_tokens(const fs::path& folder) {
   std::vector<ExtraToken> extra;
   const fs::path config = folder / "tokenizer_config.json";
   const json given = object_of(config);
+  if (given.value("split_special_tokens", json(false)) == true)
+    throw Error(ExitCode::usage,
+                "{}: split_special_tokens is true, so that texts have no special tokens: remove it, and pass "
+                "--special-in-text text to `gptrain data pack`",
+                config.native());
   const json decoder = given.value("added_tokens_decoder", json::object());
   if (!decoder.is_object()) throw Error(ExitCode::usage, "{}: added_tokens_decoder is no object", config.native());
   std::map<int64_t, json> by_id;
@@ -184,19 +203,11 @@ bool replace_flags(const ExtraToken& given, json& token) {
   return changed;
 }
 
-// Prints a note if a file's flags differ from those that count.
-void tell_other_flags(const ExtraToken& given, json token, const fs::path& counts) {
-  if (replace_flags(given, token))
-    print_err("note: {} and {} give {} different flags; those of the latter file count, as in transformers\n",
-              given.file.native(), counts.native(), json_text(given.token["content"]));
-}
-
 // Adds the tokens that `root` lacks, and replaces flags, as transformers does. `ids_are_free`: an id that a file gives
 // need not be the next one. Returns false if nothing changes.
 bool add_tokens(const std::vector<ExtraToken>& extra, bool ids_are_free, json& root) {
   bool changed = false;
   if (!root.contains("added_tokens") || !root["added_tokens"].is_array()) root["added_tokens"] = json::array();
-  std::map<std::string, fs::path> decided;  // files whose flags count, by token
   for (const ExtraToken& given : extra) {
     json token = given.token;
     const auto content = token["content"].get<std::string>();
@@ -205,14 +216,14 @@ bool add_tokens(const std::vector<ExtraToken>& extra, bool ids_are_free, json& r
       throw Error(ExitCode::usage, "{}: {} has the id {} here, but {} in the vocabulary", given.file.native(), content,
                   json_text(token["id"]), json_text(*known));
     if (json* const added = find_added(root, token["content"]); added != nullptr) {
-      if (!given.has_flags) continue;
-      const auto [first, is_first] = decided.emplace(content, given.file);
-      if (is_first)
-        changed = replace_flags(given, *added) || changed;
-      else
-        tell_other_flags(given, *added, first->second);
+      if (given.has_flags) changed = replace_flags(given, *added) || changed;
       continue;
     }
+    if (!given.may_be_new)
+      throw Error(ExitCode::usage,
+                  "{}: {} is named as a special token, and tokenizer.json has it not in added_tokens: releases of "
+                  "transformers differ on it; save the tokenizer anew with yours",
+                  given.file.native(), content);
     const int64_t next = next_id(root);
     if (!known && !token.contains("id"))
       print_err("note: {}: {} is no token of the vocabulary, and is added with the id {}, as in transformers\n",
@@ -221,7 +232,6 @@ bool add_tokens(const std::vector<ExtraToken>& extra, bool ids_are_free, json& r
       throw Error(ExitCode::usage, "{}: {} has the id {}, and transformers would give it {}, the next free one",
                   given.file.native(), content, json_text(token["id"]), next);
     if (!token.contains("id")) token["id"] = known ? *known : json(next);
-    if (given.has_flags) decided.emplace(content, given.file);
     root["added_tokens"].push_back(std::move(token));
     changed = true;
   }

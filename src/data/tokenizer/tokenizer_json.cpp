@@ -1,6 +1,9 @@
 #include "data/tokenizer/tokenizer_json.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <iterator>
 #include <optional>
 #include <unordered_map>
 #include <utility>
@@ -17,6 +20,33 @@ using nlohmann::json;
 
 // Larger ids are a sign of damage, not of a vocabulary.
 constexpr int64_t max_ids = int64_t{1} << 24;
+
+// Returns a number of a JSON text as the tokenizers library reads it: serde_json scales its digits by a power of ten,
+// and rounds twice where they are more than 15. Splits of equal score depend on the last bit.
+double as_tokenizers_reads(double value) {
+  char text[32];
+  const char* const end = std::to_chars(text, std::end(text), std::abs(value), std::chars_format::scientific).ptr;
+  const std::string_view shortest(text, static_cast<size_t>(end - text));
+  const size_t exponent_at = shortest.find('e');
+  uint64_t digits = 0;
+  int exponent = 0;
+  for (const char c : shortest.substr(0, exponent_at))
+    if (c != '.') digits = digits * 10 + static_cast<uint64_t>(c - '0');
+  const bool has_point = exponent_at > 1;
+  const char* const power = text + exponent_at + (shortest[exponent_at + 1] == '+' ? 2 : 1);
+  std::from_chars(power, end, exponent);
+  exponent -= has_point ? static_cast<int>(exponent_at) - 2 : 0;
+  constexpr int largest_power = 308;
+  auto result = static_cast<double>(digits);
+  if (exponent < -largest_power) {
+    result /= 1e308;
+    exponent += largest_power;
+  }
+  double scale = 1;
+  const std::string of_ten = "1e" + std::to_string(std::abs(exponent));
+  std::from_chars(of_ten.data(), of_ten.data() + of_ten.size(), scale);
+  return std::copysign(exponent < 0 ? result / scale : result * scale, value);
+}
 
 class Reader {
  public:
@@ -272,7 +302,7 @@ class Reader {
       }
       ids_[entry[0].get<std::string>()] = static_cast<int32_t>(parts_.tokens.size());
       parts_.tokens.push_back(entry[0].get<std::string>());
-      parts_.unigram.scores.push_back(entry[1].get<double>());
+      parts_.unigram.scores.push_back(as_tokenizers_reads(entry[1].get<double>()));
     }
     const json& unknown = member(model, "unk_id");
     if (unknown.is_null()) refuse("model.unk_id", "is not given: encoding would drop characters that have no token");
@@ -372,8 +402,10 @@ class Reader {
                     ", and the tokenizers library gives it the next free one, " + std::to_string(next_id) +
                     ": write it into model.vocab with its id";
       }
-      if (by_id.emplace(added.id, added.content).first->second != added.content)
-        refuse(path, "has the id " + std::to_string(added.id) + " of another token");
+      const auto [first, is_first] = by_id.emplace(added.id, added.content);
+      if (first->second != added.content) refuse(path, "has the id " + std::to_string(added.id) + " of another token");
+      if (!is_first)
+        refuse(path, "is " + json_text(token["content"]) + " once more: keep the one whose flags are meant");
       next_id = std::max(next_id, int64_t{added.id} + 1);
       parts_.added.push_back(added);
     }
