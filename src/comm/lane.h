@@ -10,9 +10,10 @@
 //   - Items of different lanes are unordered. An item that needs another lane's result is issued after a wait for it.
 //   - A rank's program, all lanes together, must finish even if every item were waited for where it is issued, except
 //     receives between stages, which are issued early and have lanes of their own. Schedules are checked for this. So
-//     items that a rank issued before it failed can end without later ones. Threads of lanes run them to their end; in
-//     a run with several stages the rank first gives up all its lanes. NCCL waits for them, and aborts them if a group
-//     has failed or the wait takes too long. For the same reason one thread may queue the work of all lanes (NCCL).
+//     items that a rank issued before it failed can end without later ones. Threads of lanes run them to their end,
+//     unless the run has several stages: then the rank gives up all its lanes first. NCCL waits for them, and aborts
+//     them if a group has failed or the wait takes too long. As every program ends in the order of issue, one thread
+//     may queue the work of all lanes (NCCL).
 //   - Nothing is buffered: a send may wait for its receive. Opposing transfers use two lanes or one group of transfers.
 //   - When an item fails, the rank gives up all its lanes, as their peers may be waiting for the failed one.
 // Over MPI the lanes' threads call MPI concurrently (MPI_THREAD_MULTIPLE), each with its own requests, and no call

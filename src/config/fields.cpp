@@ -147,7 +147,9 @@ void add_parallel_and_precision(std::vector<Field>& table) {
               .changeable(),
           field("parallel.expert", &RunConfig::parallel, &P::expert, IntegerRule{1, 1 << 16, {}},
                 "ranks of a stage that hold the experts of model.moe between them: tokens go to the ranks of their "
-                "experts and back; must divide model.moe.experts, and times expert_tensor the ranks of a stage")
+                "experts and back; must divide model.moe.experts; parallel.expert times parallel.expert_tensor must "
+                "divide the "
+                "ranks of a stage")
               .changeable(),
           field("parallel.expert_tensor", &RunConfig::parallel, &P::expert_tensor, IntegerRule{1, 1 << 16, {}},
                 "ranks that share each expert's features: 1, each rank has whole experts; or parallel.tensor, experts "

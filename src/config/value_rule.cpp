@@ -344,7 +344,7 @@ const std::vector<ObjectKey>& compression_keys() {
 
 const std::vector<ObjectKey>& local_steps_keys() {
   static const std::vector<ObjectKey> keys = {
-      {"islands", "number of islands: runs of neighbouring data ranks, each of which trains by itself",
+      {"islands", "number of islands; an island is a group of neighbouring data ranks that trains by itself",
        IntegerRule{1, 1 << 16, {}}, true, "2"},
       {"every", "steps from one averaging of the weights to the next; the last step of the run averages as well",
        IntegerRule{1, 1 << 30, {}}, true, "30"},

@@ -175,8 +175,8 @@ RankBytes bytes_of_stages(const PlanCase& run, const std::vector<int64_t>& stage
   return most;
 }
 
-// The properties of a layer that decide its memory. Stages whose layers have equal ones take as much for their layers,
-// with as many micro-batches in flight.
+// The properties of a layer that decide its memory. Two stages with equally many layers, equal in these properties,
+// take the same memory for them if they have the same number of micro-batches in flight.
 struct LayerFacts {
   FfnKind ffn;
   AttentionPattern attention;
@@ -187,8 +187,8 @@ struct LayerFacts {
   bool operator==(const LayerFacts&) const = default;
 };
 
-// Returns true if the config alone decides which values layers save, recompute or offload, so that stages differ in
-// LayerFacts only.
+// Returns true if stages can differ in LayerFacts only: nothing is left to a search, no activations are offloaded, and
+// the optimizer state of all units lies in one place.
 bool has_fixed_choices(const MemoryConfig& memory) {
   return memory.recompute != RecomputeKind::optimal && memory.offload == offload::none && !memory.fits_places() &&
          (!memory.keeps_state_away() || memory.offload_optimizer_share == 1);

@@ -43,8 +43,8 @@ void require_same_models(bool mixed_machines, Communicator* all, const World& wo
 // Makes the backend for run.device. `auto` is CUDA if there is a device, else the CPU. The ranks of a node take its
 // CUDA devices in turn, in rank order. On the CPU a rank gets `num_threads`. Collective over `all`, the group of the
 // world; null if there is one rank. THROWS on all ranks Error(machine) if there is no CUDA device though one is asked
-// for, or the device is too old or lacks features that the config needs; Error(device) if it cannot be used, or if
-// require_same_models throws.
+// for, or the device is too old or lacks features that the config needs; Error(device) if the device cannot be used, or
+// if require_same_models throws.
 RankDevice open_device(const RunConfig& config, Communicator* all, const World& world, int num_threads);
 
 }  // namespace gptrain::step

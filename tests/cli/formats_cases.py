@@ -90,7 +90,7 @@ class Recognition(FormatCase):
             entry = tarfile.TarInfo("a.jsonl")
             entry.size = len(JSONL)
             file.addfile(entry, io.BytesIO(JSONL))
-        old_tape = bytearray(tape.getvalue())  # the form of 1979: after the checksum only the kind of link
+        old_tape = bytearray(tape.getvalue())  # the form of 1979, without "ustar" after the name of the link
         old_tape[257:265] = bytes(8)
         old_tape[148:156] = b"%06o\0 " % (sum(old_tape[:148]) + 8 * ord(" ") + sum(old_tape[156:512]))
         pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + b"a" * 64 + b"\nsize 12345\n"
