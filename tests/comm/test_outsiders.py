@@ -161,7 +161,10 @@ class Attack(unittest.TestCase):
     def check_end(self, rank):
         """Checks that the rank ended well and printed nothing except that it drew weights."""
         _, errors = rank.communicate(timeout=HANG_SECONDS)
-        self.assertEqual((rank.returncode, [line for line in errors.splitlines() if "initial weights" not in line]), (0, []))
+        # On a busy machine the run takes minutes, and warns that it saves no checkpoint meanwhile.
+        usual = ("initial weights", "no checkpoint is saved")
+        told = [line for line in errors.splitlines() if not any(text in line for text in usual)]
+        self.assertEqual((rank.returncode, told), (0, []))
 
     def run_of_two(self, out, steps, attacked):
         """Measures a run whose rank 1 comes a second later."""
