@@ -3,6 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string_view>
+
+#include "base/enum_array.h"
 
 namespace gptrain::inline base {
 
@@ -15,5 +18,14 @@ enum class MemoryPlace : uint8_t {
   count
 };
 constexpr size_t num_memory_places = static_cast<size_t>(MemoryPlace::count);
+
+// Words for a place in reports: before the name of a class in JSON, and behind it in texts.
+struct PlaceWords {
+  std::string_view key, text;
+
+  bool operator==(const PlaceWords&) const = default;
+};
+constexpr EnumArray<MemoryPlace, PlaceWords, num_memory_places> place_words = {
+    PlaceWords{}, {"host", "on the host"}, {"host", "on the host"}, {"disk", "on disk"}};
 
 }  // namespace gptrain::base

@@ -85,7 +85,7 @@ class MemoryRules : Rules {
   void check_disk() {
     const char* const path = "memory.offload_optimizer";
     if (!sound({path}) || !config_.memory.keeps_state_away()) return;
-    if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu && !config_.memory.uses_disk())
+    if (sound({"run.device"}) && config_.run.device == DeviceKind::cpu && config_.memory.needs_gpu())
       fault(path, "is for GPUs: the memory of a CPU is the host's already", "\"disk\"");
     if (sound({"optimizer.type"}) && config_.optimizer.type == OptimizerKind::muon && !config_.memory.uses_disk())
       fault(path, "cannot be \"host\" with optimizer.type = \"muon\", whose matrix products are too slow there",

@@ -12,6 +12,7 @@
 #include "base/attention_pattern.h"
 #include "base/dtype.h"
 #include "base/kinds.h"
+#include "base/memory_place.h"
 #include "base/offload_choice.h"
 #include "base/rotary.h"
 #include "config/gradient_sums.h"
@@ -359,6 +360,9 @@ struct MemoryConfig {
   bool fits_places() const { return offload_optimizer == StatePlace::fit; }
   // Returns the word for the place of optimizer state that is away: "disk" or "host".
   std::string_view away_name() const { return state_place_name(uses_disk() ? StatePlace::disk : offload_optimizer); }
+  // Returns the place of optimizer state that is away, and whether only GPUs have it.
+  MemoryPlace away_place() const { return uses_disk() ? MemoryPlace::disk : MemoryPlace::pinned_host; }
+  bool needs_gpu() const { return offload_optimizer == StatePlace::host; }
   std::vector<std::string> disk_folders() const;
 };
 

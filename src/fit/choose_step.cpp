@@ -82,7 +82,7 @@ void check_places(const PlanCase& run) {
                 "{} on a GPU with optimizer.type = \"{}\", which reads gradients of whole tensors before the update",
                 setting, optimizer_names[run.config.optimizer.type]);
   }
-  if (!on_gpu && !memory.uses_disk())
+  if (!on_gpu && memory.needs_gpu())
     throw Error(ExitCode::usage,
                 "memory.offload_optimizer = \"host\": on a CPU the state lies in the host's memory anyway (try "
                 "\"disk\" or \"none\")");

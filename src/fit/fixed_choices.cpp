@@ -56,7 +56,7 @@ std::string warning_of(const MemoryConfig& memory, const Target& target) {
 // the next step may begin with them at once.
 std::vector<MemoryPlace> state_places(const MemoryConfig& memory, size_t num_units) {
   if (!memory.keeps_state_away()) return {};
-  std::vector<MemoryPlace> places(num_units, memory.uses_disk() ? MemoryPlace::disk : MemoryPlace::pinned_host);
+  std::vector<MemoryPlace> places(num_units, memory.away_place());
   const auto at_home = static_cast<size_t>((1 - memory.offload_optimizer_share) * static_cast<double>(num_units));
   std::fill_n(places.begin(), at_home, MemoryPlace::device);
   return places;

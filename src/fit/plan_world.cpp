@@ -233,7 +233,7 @@ WorldPlan plan_world(const PlanCase& run, const std::function<void(int64_t, Step
   const Mesh mesh = make_mesh(run.config, run.world_size);
   const int64_t tensor_size = mesh.size(MeshAxis::tensor);
   const int64_t num_stages = mesh.size(MeshAxis::pipeline);
-  const int64_t ranks_alike = mesh.size(MeshAxis::context) * mesh.size(MeshAxis::data);
+  const int64_t ranks_alike = mesh.num_alike();
   WorldPlan world;
   world.written_bytes.resize(num_stages * tensor_size);
   world.on_host.resize(num_stages * tensor_size);
@@ -259,8 +259,7 @@ HostMemoryUse fullest_host(const std::vector<MemoryPlan::ByClass>& on_host, cons
     const MeshPoint at = mesh.coordinates(rank);
     const int64_t kind = at[MeshAxis::pipeline] * mesh.size(MeshAxis::tensor) + at[MeshAxis::tensor];
     MemoryPlan::ByClass bytes = on_host[kind];
-    if (at[MeshAxis::context] > 0 || at[MeshAxis::data] > 0)
-      bytes[MemoryClass::samples] = 0;  // the first of the ranks alike writes texts
+    if (!mesh.is_first_alike(rank)) bytes[MemoryClass::samples] = 0;  // the first of the ranks alike writes texts
     nodes[node_of_rank[rank]].add(bytes);
   }
   HostMemoryUse fullest;

@@ -10,8 +10,6 @@
 namespace gptrain::inline mesh {
 namespace {
 
-constexpr EnumArray<MeshAxis, MeshAxis, num_mesh_axes> all_axes = {MeshAxis::tensor, MeshAxis::context, MeshAxis::data,
-                                                                   MeshAxis::pipeline};
 constexpr EnumArray<MeshAxis, MeshAxis, num_mesh_axes> stages_first = {MeshAxis::tensor, MeshAxis::context,
                                                                        MeshAxis::pipeline, MeshAxis::data};
 
@@ -36,7 +34,7 @@ Mesh::Mesh(const MeshPoint& sizes, int64_t world_size, RankOrder order, ExpertSi
   std::string product;
   int64_t rest = world_size;
   bool fits = world_size >= 1;
-  for (const MeshAxis axis : all_axes) {
+  for (const MeshAxis axis : all_mesh_axes) {
     const int64_t size = sizes[axis];
     if (size < 1) throw Error(ExitCode::usage, "parallel.{} = {}: must be at least 1", axis_name(axis), size);
     product += fmt::format("{}{} {}", product.empty() ? "" : " x ", axis_name(axis), size);
@@ -56,7 +54,7 @@ Mesh::Mesh(const MeshPoint& sizes, int64_t world_size, RankOrder order, ExpertSi
 }
 
 const EnumArray<MeshAxis, MeshAxis, num_mesh_axes>& Mesh::axes_in_order() const {
-  return order_ == RankOrder::tensor_data_pipeline ? all_axes : stages_first;
+  return order_ == RankOrder::tensor_data_pipeline ? all_mesh_axes : stages_first;
 }
 
 MeshPoint Mesh::coordinates(int64_t rank) const {
@@ -79,6 +77,11 @@ int64_t Mesh::rank_of(const MeshPoint& coordinates) const {
 }
 
 int32_t Mesh::stage_of(int64_t rank) const { return static_cast<int32_t>(coordinates(rank)[MeshAxis::pipeline]); }
+
+bool Mesh::is_first_alike(int64_t rank) const {
+  const MeshPoint at = coordinates(rank);
+  return rank == first_rank_of_stage(at[MeshAxis::pipeline], at[MeshAxis::tensor]);
+}
 
 int64_t Mesh::first_rank_of_stage(int64_t stage, int64_t tensor_rank) const {
   MeshPoint first;

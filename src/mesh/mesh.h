@@ -14,6 +14,9 @@ namespace gptrain::inline mesh {
 
 enum class MeshAxis : uint8_t { tensor, context, data, pipeline };
 constexpr int num_mesh_axes = 4;
+// All axes, in the order of reports.
+constexpr EnumArray<MeshAxis, MeshAxis, num_mesh_axes> all_mesh_axes = {MeshAxis::tensor, MeshAxis::context,
+                                                                        MeshAxis::data, MeshAxis::pipeline};
 
 // Returns the axis' key in the config's section `parallel`: "tensor", "pipeline".
 std::string_view axis_name(MeshAxis axis);
@@ -60,6 +63,10 @@ class Mesh {
   MeshPoint coordinates(int64_t rank) const;
   int64_t rank_of(const MeshPoint& coordinates) const;
   int32_t stage_of(int64_t rank) const;
+  // Ranks are alike if they have the same coordinates on the axes of tensor and pipeline: equal shapes and memory.
+  // Returns the number of ranks alike, and whether `rank` is the first of them.
+  int64_t num_alike() const { return world_size_ / size(MeshAxis::tensor) / size(MeshAxis::pipeline); }
+  bool is_first_alike(int64_t rank) const;
   // Returns the stage's rank with coordinate `tensor_rank` on the tensor axis and 0 on all other axes.
   int64_t first_rank_of_stage(int64_t stage, int64_t tensor_rank = 0) const;
 

@@ -85,7 +85,8 @@ StateLayout::StateLayout(const StateColumns& columns, const ParameterLayout& lay
     if (is_away(unit)) away_units_.push_back(unit);
   land();
   for (size_t unit = 0; unit < layout.units.size(); ++unit)
-    if (places_[unit] == MemoryPlace::pinned_host) landings_[unit] = landing_bytes_ + ranges_[unit].offset;
+    if (is_away(static_cast<int64_t>(unit)) && !lands(static_cast<int64_t>(unit)))
+      landings_[unit] = landing_bytes_ + ranges_[unit].offset;
 }
 
 // Gives units behind the places that were named, which are experts, those of their blocks.

@@ -55,14 +55,8 @@ class QuickSearch {
  private:
   void try_group(const LayoutGroup& group) {
     const int64_t sequences = config_.batch.global / group.data;
-    RunLayout layout{.tensor = group.tensor,
-                     .context = group.context,
-                     .context_method = group.context_method,
-                     .expert = group.expert,
-                     .expert_tensor = group.expert_tensor,
-                     .sequence = group.tensor > 1,
-                     .pipeline = group.pipeline};
-    layout.data = group.data;
+    RunLayout layout = layout_of(group);
+    layout.sequence = group.tensor > 1;
     for (const int64_t micro : micros) {
       if (sequences % micro != 0) continue;
       layout.micro = micro;

@@ -180,7 +180,7 @@ MicroBatchCosts LayoutCosts::make_micro_batch(const RunLayout& layout, Recompute
   config.memory.recompute = recompute;
   config.memory.recompute_interval = 0;
   if (split) config.parallel.pipeline_schedule = PipelineOrder::zero_bubble;
-  const int64_t ranks = layout.tensor * layout.context * data;
+  const int64_t ranks = ranks_of_model(config.parallel) * data;
   const StepPlan plan = plan_rank({config, target_, ranks});
   const Program& program = *plan.design->training;
   // Groups that share experts lie as in the whole mesh.
@@ -275,7 +275,7 @@ UpdateCosts LayoutCosts::make_update_of_kind(const RunLayout& layout, size_t sta
   RunConfig config = small_config(layout, data, kind);
   config.memory.recompute = RecomputeKind::none;
   config.memory.recompute_interval = 0;
-  const StepPlan plan = plan_rank({config, target_, layout.tensor * layout.context * data});
+  const StepPlan plan = plan_rank({config, target_, ranks_of_model(config.parallel) * data});
   // The bytes of a collective are those of all its ranks together, so that a plan of two data ranks has the right
   // bytes. Links are those of the whole mesh.
   const RunConfig whole = with_layout(config_, layout);

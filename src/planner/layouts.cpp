@@ -300,17 +300,21 @@ std::vector<LayoutGroup> layout_groups(const StepConfig& config, int64_t world_s
   return groups;
 }
 
+RunLayout layout_of(const LayoutGroup& group) {
+  return {.tensor = group.tensor,
+          .context = group.context,
+          .context_method = group.context_method,
+          .expert = group.expert,
+          .expert_tensor = group.expert_tensor,
+          .pipeline = group.pipeline,
+          .data = group.data};
+}
+
 void for_each_layout(const RunConfig& config, const LayoutGroup& group,
                      const std::function<void(const RunLayout&)>& body) {
   const int64_t sequences = config.batch.global / group.data;
   const int64_t layers = config.model.num_layers;
-  RunLayout layout{.tensor = group.tensor,
-                   .context = group.context,
-                   .context_method = group.context_method,
-                   .expert = group.expert,
-                   .expert_tensor = group.expert_tensor,
-                   .pipeline = group.pipeline,
-                   .data = group.data};
+  RunLayout layout = layout_of(group);
   const int64_t most_zero = config.compression().facts().most_zero;
   const int64_t largest_zero = layout.replicas() > 1 ? most_zero : 0;
   for (const int64_t micro : divisors(sequences, most_micro)) {

@@ -41,6 +41,8 @@ struct LayoutGroup {
   int64_t expert = 1, expert_tensor = 1;
   bool orders_differ;  // whether both rank orders are tried; with one node, stage or data rank they are equal
 };
+// Returns the layout of a group with the defaults of all other keys.
+RunLayout layout_of(const LayoutGroup& group);
 // Returns all groups in which tensor and context ranks together span at most two nodes. Context sizes above 1 are tried
 // only for sequences of 8,192 tokens or more, or if the config has one.
 std::vector<LayoutGroup> layout_groups(const StepConfig& config, int64_t world_size, int64_t ranks_per_node);

@@ -129,6 +129,23 @@ std::string on_host_text(const DryRun& input) {
                      there > 0 ? fmt::format(", which is {}", bytes_text(there)) : "");
 }
 
+// Calls `show` with the words of each place beside the device, a class of memory, and its bytes there if there are any.
+// Places of equal words, as memory of the host, are one.
+template <typename Show>
+void for_each_beside(const MemoryPlan& memory, Show show) {
+  const auto begin = place_words.begin();
+  for (size_t place = 1; place < num_memory_places; ++place) {
+    const PlaceWords& words = place_words[place];
+    if (std::find(begin, begin + place, words) != begin + place) continue;
+    for (size_t c = 0; c < num_memory_classes; ++c) {
+      int64_t bytes = 0;
+      for (size_t other = place; other < num_memory_places; ++other)
+        if (place_words[other] == words) bytes += memory.on(static_cast<MemoryPlace>(other))[c];
+      if (bytes > 0) show(words, memory_class_names[c], bytes);
+    }
+  }
+}
+
 std::string memory_section(const DryRun& input) {
   std::string text = "\nmemory\n";
   if (input.world.mesh.world_size() > 1)
@@ -147,18 +164,10 @@ std::string memory_section(const DryRun& input) {
   text += text_row("peak", format_grouped(total),
                    fmt::format("{}{}{:.1f}% of {}'s {}", format_bytes(static_cast<double>(total)), ranks,
                                100 * all / there, input.target.name, format_bytes(there)));
-  const MemoryPlan::ByClass on_host = input.memory.host_memory();
-  for (size_t c = 0; c < num_memory_classes; ++c) {
-    if (on_host[c] > 0)
-      text += text_row(fmt::format("{} on the host", memory_class_names[c]), format_grouped(on_host[c]),
-                       format_bytes(static_cast<double>(on_host[c])));
-  }
-  const MemoryPlan::ByClass& on_disk = input.memory.on(MemoryPlace::disk);
-  for (size_t c = 0; c < num_memory_classes; ++c) {
-    if (on_disk[c] > 0)
-      text += text_row(fmt::format("{} on disk", memory_class_names[c]), format_grouped(on_disk[c]),
-                       format_bytes(static_cast<double>(on_disk[c])));
-  }
+  for_each_beside(input.memory, [&](const PlaceWords& words, std::string_view memory_class, int64_t bytes) {
+    text += text_row(fmt::format("{} {}", memory_class, words.text), format_grouped(bytes),
+                     format_bytes(static_cast<double>(bytes)));
+  });
   if (input.config.memory.offload != offload::none) text += "  " + offload_text(input) + ".\n";
   text += on_host_text(input);
   if (!input.shortage.empty()) text += "  " + join(split_lines(input.shortage), "\n  ") + "\n";
@@ -402,14 +411,9 @@ Json memory_object(const StepConfig& config, const ModelSpec& spec, const Memory
     json[fmt::format("{}_bytes", memory_class_names[c])] = memory[memory_class];
   }
   json["peak_bytes"] = memory.total();
-  const MemoryPlan::ByClass on_host = memory.host_memory();
-  for (size_t c = 0; c < num_memory_classes; ++c) {
-    if (on_host[c] > 0) json[fmt::format("host_{}_bytes", memory_class_names[c])] = on_host[c];
-  }
-  const MemoryPlan::ByClass& on_disk = memory.on(MemoryPlace::disk);
-  for (size_t c = 0; c < num_memory_classes; ++c) {
-    if (on_disk[c] > 0) json[fmt::format("disk_{}_bytes", memory_class_names[c])] = on_disk[c];
-  }
+  for_each_beside(memory, [&](const PlaceWords& words, std::string_view memory_class, int64_t bytes) {
+    json[fmt::format("{}_{}_bytes", words.key, memory_class)] = bytes;
+  });
   json["tokens_per_step"] = config.batch.global * config.model.sequence_length;
   return json;
 }

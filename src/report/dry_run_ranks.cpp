@@ -123,7 +123,7 @@ std::string ranks_section(const DryRun& input) {
   const Mesh& mesh = input.world.mesh;
   if (mesh.world_size() == 1) return "";
   std::string text = "\nranks\n";
-  for (const MeshAxis axis : {MeshAxis::tensor, MeshAxis::context, MeshAxis::data, MeshAxis::pipeline}) {
+  for (const MeshAxis axis : all_mesh_axes) {
     if (mesh.size(axis) == 1) continue;
     std::string remark;
     if (axis == MeshAxis::tensor)
@@ -203,12 +203,13 @@ Json world_json(const DryRun& input) {
   Json json;
   const Mesh& mesh = input.world.mesh;
   json["world_size"] = mesh.world_size();
-  for (const MeshAxis axis : {MeshAxis::tensor, MeshAxis::context})
+  for (const MeshAxis axis : all_mesh_axes) {
+    if (axis == MeshAxis::data) {
+      json["mesh"]["expert"] = mesh.size(ExpertAxis::expert);
+      json["mesh"]["expert_tensor"] = mesh.size(ExpertAxis::expert_tensor);
+    }
     json["mesh"][std::string(axis_name(axis))] = mesh.size(axis);
-  json["mesh"]["expert"] = mesh.size(ExpertAxis::expert);
-  json["mesh"]["expert_tensor"] = mesh.size(ExpertAxis::expert_tensor);
-  for (const MeshAxis axis : {MeshAxis::data, MeshAxis::pipeline})
-    json["mesh"][std::string(axis_name(axis))] = mesh.size(axis);
+  }
   if (mesh.size(MeshAxis::context) > 1)
     json["context_method"] = context_method_names[input.config.parallel.context_method];
   if (const NodeReplicas& of_node = input.config.parallel.node_replicas; of_node.dense > 0)
