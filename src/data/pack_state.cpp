@@ -53,17 +53,17 @@ std::optional<PackedShards> packed_shards(const std::filesystem::path& prefix) {
   if (!std::filesystem::exists(path, ignored)) return std::nullopt;
   const std::optional<nlohmann::json> state = whole_state(path);
   const auto shards = state ? state->find("shards") : nlohmann::json::const_iterator();
-  if (!state || shards == state->end() || !shards->is_number_integer() || !state->contains("finished") ||
-      !state->contains("shards_crc32c")) {
+  if (!state || shards == state->end() || !shards->is_number_integer() || !state->contains("finished")) {
     throw Error(ExitCode::data,
                 "{} is damaged, so the number of shards is not known: pack the texts again, or remove this file if no "
                 "shard is missing",
                 path.native());
   }
   if (*shards == 0) return std::nullopt;
-  return PackedShards{.shards = shards->get<int64_t>(),
-                      .finished = (*state)["finished"] == true,
-                      .checksum = (*state)["shards_crc32c"].get<uint32_t>()};
+  PackedShards packed{.shards = shards->get<int64_t>(), .finished = (*state)["finished"] == true, .checksum = {}};
+  if (const auto checksum = state->find("shards_crc32c"); checksum != state->end() && checksum->is_number_unsigned())
+    packed.checksum = checksum->get<uint32_t>();
+  return packed;
 }
 
 nlohmann::json read_pack_state(const std::filesystem::path& path) {

@@ -16,9 +16,9 @@ nlohmann::json read_pack_state(const std::filesystem::path& path);
 
 // Shards of a pack, by its state.
 struct PackedShards {
-  int64_t shards;     // number of complete shards
-  bool finished;      // no more are to come
-  uint32_t checksum;  // add_shard_checksum() of the last of them
+  int64_t shards;                    // number of complete shards
+  bool finished;                     // no more are to come
+  std::optional<uint32_t> checksum;  // add_shard_checksum() of the last of them; states of older packs have none
 };
 // Returns nullopt if there is no PREFIX.pack.json, or if its pack writes no shards. Throws Error(data) if it is
 // damaged.

@@ -252,7 +252,7 @@ void verify_packs(const std::vector<fs::path>& files) {
     const std::optional<ShardName> name = shard_name_of(file);
     const std::optional<PackedShards> packed =
         name && name->number == 0 ? packed_shards(name->prefix) : std::optional<PackedShards>();
-    if (!packed || !packed->finished) continue;
+    if (!packed || !packed->finished || !packed->checksum) continue;
     uint32_t checksum = 0;
     for (int64_t shard = 0; shard < packed->shards; ++shard)
       checksum = add_shard_checksum(shard_path(name->prefix, shard), checksum);

@@ -175,7 +175,7 @@ class Folders(TokenizerCase):
         self.assertEqual(self.ids(text), before)
         root["added_tokens"].append(root["added_tokens"][0] | {"rstrip": True})
         self.write("tokenizer.json", root)
-        self.refuse(USAGE, [f'"{end}" once more', "keep the one whose flags are meant"], "data", "tokenize", "--tokenizer", "m", "x")
+        self.refuse(USAGE, [f'"{end}" once more, with other flags', "keep the one that is meant"], "data", "tokenize", "--tokenizer", "m", "x")
 
     def test_scores_are_rounded_as_the_reference_rounds_them(self):
         """Splits of equal score: serde_json reads -3.7041191976630445 as -3.704119197663045, which decides between them."""

@@ -5,8 +5,10 @@
 #include <cmath>
 #include <iterator>
 #include <optional>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include "base/base64.h"
 #include "base/error.h"
@@ -20,6 +22,15 @@ using nlohmann::json;
 
 // Larger ids are a sign of damage, not of a vocabulary.
 constexpr int64_t max_ids = int64_t{1} << 24;
+
+// Returns whether the tokens with the id of `token` have its flags.
+bool has_same_flags(const std::vector<AddedToken>& tokens, const AddedToken& token) {
+  const auto flags = [](const AddedToken& of) {
+    return std::tuple(of.takes_left_space, of.takes_right_space, of.special, of.normalized);
+  };
+  return std::all_of(tokens.begin(), tokens.end(),
+                     [&](const AddedToken& other) { return other.id != token.id || flags(other) == flags(token); });
+}
 
 // Returns a number of a JSON text as the tokenizers library reads it: serde_json scales its digits by a power of ten,
 // and rounds twice where they are more than 15. Splits of equal score depend on the last bit.
@@ -404,8 +415,8 @@ class Reader {
       }
       const auto [first, is_first] = by_id.emplace(added.id, added.content);
       if (first->second != added.content) refuse(path, "has the id " + std::to_string(added.id) + " of another token");
-      if (!is_first)
-        refuse(path, "is " + json_text(token["content"]) + " once more: keep the one whose flags are meant");
+      if (!is_first && !has_same_flags(parts_.added, added))
+        refuse(path, "is " + json_text(token["content"]) + " once more, with other flags: keep the one that is meant");
       next_id = std::max(next_id, int64_t{added.id} + 1);
       parts_.added.push_back(added);
     }
