@@ -36,14 +36,15 @@ void check_nccl(ncclResult_t result, const char* what) {
   if (is_fault(result)) throw Error(ExitCode::device, "{}: NCCL error: {}", what, ncclGetErrorString(result));
 }
 
-// Returns the flag that says whether a rank of group `id` in this process has failed.
+// Returns the flag that says whether a rank of group `id` in this process has failed. A set flag stays, for ranks that
+// come after the failed one has left.
 std::shared_ptr<Flag> flag_of(const std::string& id) {
   static std::mutex mutex;
-  static std::map<std::string, std::weak_ptr<Flag>> flags;
+  static std::map<std::string, std::shared_ptr<Flag>> flags;
   const std::lock_guard lock(mutex);
-  std::erase_if(flags, [](const auto& entry) { return entry.second.expired(); });
-  std::shared_ptr<Flag> flag = flags[id].lock();
-  if (flag == nullptr) flags[id] = flag = std::make_shared<Flag>(false);
+  std::erase_if(flags, [](const auto& entry) { return entry.second.use_count() == 1 && !*entry.second; });
+  std::shared_ptr<Flag>& flag = flags[id];
+  if (flag == nullptr) flag = std::make_shared<Flag>(false);
   return flag;
 }
 
