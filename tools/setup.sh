@@ -84,9 +84,15 @@ offered() {
   die "this system's package sources offer none of: $* (see $LOGS/apt-update.log; on Ubuntu, enable 'universe')"
 }
 
+# Fetches the lists of packages, once a call of this script.
+update_lists() {
+  [[ -e $LOGS/lists-of-$$ ]] || { apt_get update && touch "$LOGS/lists-of-$$"; }
+}
+trap 'rm -f "$LOGS/lists-of-$$"' EXIT
+
 install_packages() {
   local line packages=()
-  run_logged apt-update.log apt_get update ||
+  run_logged apt-update.log update_lists ||
     die "cannot install what is missing: ${1//$'\n'/, }"
   while read -r line; do
     # shellcheck disable=SC2086  # a line holds several names
@@ -110,7 +116,7 @@ install_newer() {
 }
 
 has_mpi() { pkg-config --exists ompi-cxx && command -v mpirun >/dev/null; }
-install_mpi() { apt_get update && apt_get install --no-install-recommends libopenmpi-dev openmpi-bin; }
+install_mpi() { update_lists && apt_get install --no-install-recommends libopenmpi-dev openmpi-bin; }
 
 wanted=$(missing)
 if [[ -n $wanted ]]; then
@@ -127,7 +133,7 @@ if ! has_mpi && ! { command -v apt-get >/dev/null && run_logged apt-mpi.log inst
 fi
 
 # Without it, threads read and write working files.
-install_uring() { apt_get update && apt_get install --no-install-recommends liburing-dev; }
+install_uring() { update_lists && apt_get install --no-install-recommends liburing-dev; }
 if ! has_header liburing.h && ! { command -v apt-get >/dev/null && run_logged apt-uring.log install_uring; }; then
   say "no liburing: threads will read and write the files of memory.disk_path"
 fi
@@ -135,7 +141,7 @@ fi
 # Libraries with which `gptrain data` reads and tokenizes; a build without one of them refuses data that need it.
 data_libraries=(libpcre2-dev libsimdjson-dev zlib1g-dev libzstd-dev liblzma-dev libbz2-dev libsentencepiece-dev)
 has_data_libraries() { pkg-config --exists libpcre2-8 simdjson zlib libzstd liblzma sentencepiece && has_header bzlib.h; }
-install_data_libraries() { apt_get update && apt_get install --no-install-recommends "${data_libraries[@]}"; }
+install_data_libraries() { update_lists && apt_get install --no-install-recommends "${data_libraries[@]}"; }
 if ! has_data_libraries && ! { command -v apt-get >/dev/null && run_logged apt-data.log install_data_libraries; }; then
   say "not all of ${data_libraries[*]}: some inputs and tokenizers of \`gptrain data\` will be refused"
 fi
@@ -158,7 +164,7 @@ fi
 has_formatter() {
   command -v clang-format-14 >/dev/null || [[ $(clang-format --version 2>/dev/null) == *' version 14.'* ]]
 }
-install_formatter() { apt_get update && apt_get install --no-install-recommends clang-format-14; }
+install_formatter() { update_lists && apt_get install --no-install-recommends clang-format-14; }
 if [[ $tests == yes ]] && ! has_formatter &&
   ! { command -v apt-get >/dev/null && run_logged apt-clang-format.log install_formatter; }; then
   say "no clang-format 14: the format of files will not be tested"

@@ -66,12 +66,15 @@ run_tests() {
 build_sanitized() {
   # Compiles in half the time of -O2 -g, still with line numbers in stack traces. Null checks are off: reading a null
   # pointer ends the program anyway, and they would take a quarter of the compile time.
-  # The first build has compiled the rest. Checks of every access through a pointer take another quarter of the compile
-  # time, and AddressSanitizer sees most of the same faults: only the suite full has them.
-  local unchecked=null
-  [[ $suite == full ]] || unchecked+=,alignment,object-size,pointer-overflow,vptr,nonnull-attribute
+  # Checks of every access through a pointer take another quarter of the compile time, and AddressSanitizer sees most of
+  # the same faults; rooms that only reckon, and the tests, come out of the first build: the suite full has them all.
+  local unchecked=null plain=
+  if [[ $suite != full ]]; then
+    unchecked+=,alignment,object-size,pointer-overflow,vptr,nonnull-attribute
+    [[ -z $built ]] || plain=$PWD/build
+  fi
   build build-asan needed "$sanitized_suites" -Doptimization=1 -Ddebug=false -Dtests=true -Dcuda=disabled \
-    -Db_sanitize=address,undefined -Db_lundef=false \
+    -Db_sanitize=address,undefined -Db_lundef=false -Dfolders_as_units=true "-Dplain_build=$plain" \
     "-Dcpp_args=-g1 -fno-sanitize=$unchecked -fno-sanitize-recover=all"
 }
 
@@ -96,7 +99,7 @@ fi
 
 say "building in build/"
 built=yes
-build build all "$suites" "${kernels[@]}" -Dbuildtype=release -Dtests=true -Dwerror=true -Dcuda=auto || built=
+build build all "$suites" "${kernels[@]}" -Dbuildtype=release -Dtests=true -Dwerror=true -Dcuda=auto -Dfolders_as_units=true || built=
 if [[ $sanitize == yes ]]; then
   # Takes only time of the processors that tests of the first build leave, as many of them wait.
   say "building in build-asan/, with the lowest priority"

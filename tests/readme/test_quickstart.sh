@@ -11,8 +11,8 @@ cp -r "$source_root"/{tools,configs} "$folder/"
 ln -s "$build_root" "$folder/build"
 cd "$folder"
 # Fewer steps than the quickstart's, and enough for the assertions below.
-sed -i 's/"steps": 600/"steps": 120/' configs/demo.json
-grep -q '"steps": 120' configs/demo.json
+sed -i 's/"steps": 600/"steps": 80/' configs/demo.json
+grep -q '"steps": 80' configs/demo.json
 find "$source_root"/{src,tests,data} -name '*.cpp' -o -name '*.h' -o -name '*.md' | sort | xargs cat >text.txt
 
 fail() {

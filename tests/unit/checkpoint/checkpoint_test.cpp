@@ -11,6 +11,7 @@
 #include "checkpoint/files.h"
 #include "checkpoint/folder.h"
 #include "helpers.h"
+#include "sanitized.h"
 
 using namespace gptrain;
 using namespace checkpoint_test;
@@ -387,11 +388,8 @@ TEST_CASE("Saving and loading take only a few MiB beside the tensors", "[checkpo
     load_slices(out.path() / "checkpoints/step-00000005", slices);
     const bool same = std::all_of(data.begin(), data.end(), [](float value) { return value == 1.25F; });
     const long grown = peak_kib() - before;
-#ifdef __SANITIZE_ADDRESS__
-    constexpr long most_kib = 16 * 1024;  // allowance for freed memory that the allocator keeps for a while
-#else
-    constexpr long most_kib = 8 * 1024;
-#endif
+    // A sanitizer's allocator keeps freed memory for a while.
+    const long most_kib = (under_address_sanitizer() ? 16 : 8) * 1024;
     return same && grown < most_kib ? std::string("ok") : fmt::format("same {}, grown by {} KiB", same, grown);
   });
   CHECK(result == "ok");
