@@ -222,25 +222,26 @@ void product_block(ProductRows c, UnitRows a, UnitRows b, int64_t depth, bool ac
 }
 
 template <int row_tiles>
-void product_of_row_tiles(ProductRows c, UnitRows a, UnitRows b, ProductSizes sizes, bool accumulate) {
+void product_of_row_tiles(ProductRows c, UnitRows a, UnitRows b, int64_t cols, int64_t depth, bool accumulate) {
   int64_t col = 0;
   const auto block = [&](auto col_tiles) {
     product_block<row_tiles, decltype(col_tiles)::value>({c.values + col, c.stride}, a, {b.units + col, b.stride},
-                                                         sizes.depth, accumulate);
+                                                         depth, accumulate);
   };
-  for (; col + amx_units < sizes.cols; col += 2 * amx_units) block(std::integral_constant<int, 2>());
-  if (col < sizes.cols) block(std::integral_constant<int, 1>());
+  for (; col + amx_units < cols; col += 2 * amx_units) block(std::integral_constant<int, 2>());
+  if (col < cols) block(std::integral_constant<int, 1>());
 }
 
 // c [rows, cols] (+)= a [rows, depth] b [depth, cols], in units. REQUIRES: operands are padded with zeros to multiples
 // of 16 of all sizes, and c has memory for its padding. Not inlined: attention calls it from many places, and copies
 // are slower.
-[[gnu::noinline]] inline void product_of_tiles(ProductRows c, UnitRows a, UnitRows b, ProductSizes sizes,
+[[gnu::noinline]] inline void product_of_tiles(ProductRows c, UnitRows a, UnitRows b, const ProductSizes& sizes,
                                                bool accumulate) {
   int64_t row = 0;
   const auto row_tiles = [&](auto count) {
     product_of_row_tiles<decltype(count)::value>({c.values + row * c.stride, c.stride},
-                                                 {a.units + row * a.stride, a.stride}, b, sizes, accumulate);
+                                                 {a.units + row * a.stride, a.stride}, b, sizes.cols, sizes.depth,
+                                                 accumulate);
   };
   for (; row + amx_rows < sizes.rows; row += 2 * amx_rows) row_tiles(std::integral_constant<int, 2>());
   if (row < sizes.rows) row_tiles(std::integral_constant<int, 1>());

@@ -12,7 +12,7 @@ namespace {
 
 // Turns scores = q k^T into probabilities and d_scores = d_o v^T into gradients, in place.
 template <int width>
-void softmax_backward(float* scores, float* d_scores, const GradientTile& tile, const ScoreRows<width> rows) {
+void softmax_backward(float* scores, float* d_scores, const GradientTile& tile, const ScoreRows<width>& rows) {
   alignas(64) float factors[tile_size];
   const ScoreFactors score_factors(tile.head);
   const bool drops = tile.head.drop_threshold != 0;
@@ -35,7 +35,7 @@ void softmax_backward(float* scores, float* d_scores, const GradientTile& tile, 
 // log-sum-exp turns them into zero probabilities. Calls ahead() for each two rows.
 template <bool drops, int width, typename F>
 void softmax_backward_pairs(const float* scores, const float* d_scores, const GradientTile& tile,
-                            const ScoreRows<width> rows, const AttentionBackwardBuffers& buffers, F& ahead) {
+                            const ScoreRows<width>& rows, const AttentionBackwardBuffers& buffers, F& ahead) {
   alignas(64) float factors[2][tile_size];
   const ScoreFactors score_factors(tile.head);
   const int64_t first_key = rows.keys.first;
@@ -222,7 +222,7 @@ LeftOperand add_key_gradients_by_query(const GradientTile& at, const GradientKey
   LeftOperand ds_transposed{buffers.ds_pairs, 1, tile_size};
   LeftOperand ds{buffers.ds_rows, tile_size / 2, 1};
   if constexpr (pairs) {
-    mask.each_width<2 * lanes>(at.queries, [&](auto seen) {
+    mask.each_width<2 * lanes>(at.queries, [&](const auto& seen) {
       at.head.drop_threshold != 0 ? softmax_backward_pairs<true>(scores, d_scores, at, seen, buffers, ahead)
                                   : softmax_backward_pairs<false>(scores, d_scores, at, seen, buffers, ahead);
     });
@@ -230,7 +230,7 @@ LeftOperand add_key_gradients_by_query(const GradientTile& at, const GradientKey
     Unit* const all[] = {buffers.p_pairs, buffers.ds_pairs, buffers.ds_rows};
     for (Unit* const units : all) std::memset(units + filled, 0, (tile_size * tile_size / 2 - filled) * 4);
   } else {
-    mask.each_width<lanes>(at.queries, [&](auto seen) { softmax_backward(scores, d_scores, at, seen); });
+    mask.each_width<lanes>(at.queries, [&](const auto& seen) { softmax_backward(scores, d_scores, at, seen); });
     const auto rest = static_cast<size_t>((tile_size - at.queries) * tile_size * 4);
     std::memset(scores + at.queries * tile_size, 0, rest);
     std::memset(d_scores + at.queries * tile_size, 0, rest);

@@ -27,7 +27,7 @@ RunningRows running_rows(const AttentionForwardBuffers& buffers, int64_t tile, c
 // shrink[i] = the factor of the sum and output of the i-th row, whose running maximum it updates.
 template <int width>
 void raise_maxima(float* shrink, const float* scores, const RunningRows& running, const ScoreTile& tile,
-                  const ScoreRows<width> rows) {
+                  const ScoreRows<width>& rows) {
   const float scale = factor_after_cap(tile.head);
   const Vec least = broadcast(minus_infinity);
   for (int64_t i = 0; i < rows.count; i += lanes) {
@@ -58,8 +58,8 @@ void raise_maxima(float* shrink, const float* scores, const RunningRows& running
 // `probabilities`. Updates the running maximum of each row and rescales its sum and, unless it begins, its output to
 // it. Calls ahead() every few rows.
 template <bool pairs, bool drops, int width, typename F>
-void online_softmax(float* scores, Unit* probabilities, const RunningRows running, bool begins, const ScoreTile& tile,
-                    const ScoreRows<width> rows, F& ahead) {
+void online_softmax(float* scores, Unit* probabilities, const RunningRows& running, bool begins, const ScoreTile& tile,
+                    const ScoreRows<width>& rows, F& ahead) {
   const float scale = factor_after_cap(tile.head);
   constexpr int64_t rows_per_call = 4;
   alignas(64) float shrink[tile_size];
@@ -244,7 +244,7 @@ void forward_group(const AttentionHead& head, int64_t first_tile, int64_t count,
       cap_scores(scores, at.queries, head, mask);
       mask_scores(scores, at.queries, mask);
       const RunningRows running = running_rows(buffers, tile, packing);
-      mask.each_width<2 * lanes>(at.queries, [&](auto seen) {
+      mask.each_width<2 * lanes>(at.queries, [&](const auto& seen) {
         head.drop_threshold != 0
             ? online_softmax<pairs, true>(scores, buffers.probabilities, running, !begun[tile], at, seen, ahead)
             : online_softmax<pairs, false>(scores, buffers.probabilities, running, !begun[tile], at, seen, ahead);

@@ -331,7 +331,7 @@ inline void hide_row(float* scores, const PlaceRange& keys, const PlaceRange& fr
 inline void mask_scores(float* scores, int64_t queries, const TileMask& mask) {
   if (mask.whole) return;
   const auto hide = [&](bool has_back) {
-    mask.each_width<2 * lanes>(queries, [&](auto rows) {
+    mask.each_width<2 * lanes>(queries, [&](const auto& rows) {
       for (int64_t row = rows.first; row < rows.end(); ++row)
         hide_row(scores + row * tile_size, rows.keys, mask.front[row], has_back ? &mask.back[row] : nullptr);
     });
@@ -341,7 +341,8 @@ inline void mask_scores(float* scores, int64_t queries, const TileMask& mask) {
 
 // Computes the seen blocks of scores [rows, tile_size] = a b.
 template <bool pairs>
-void product_of_seen(float* scores, LeftOperand a, const Unit* b, int64_t rows, int64_t depth, const TileMask& mask) {
+void product_of_seen(float* scores, const LeftOperand& a, const Unit* b, int64_t rows, int64_t depth,
+                     const TileMask& mask) {
   mask.each_strip(mask.keys, rows, [&](int64_t first, int64_t count, const PlaceRange& keys) {
     product<pairs>({scores + first * tile_size + keys.first, tile_size},
                    {a.units + first * a.row_stride, a.row_stride, a.unit_stride}, {b + keys.first, tile_size},
@@ -352,7 +353,7 @@ void product_of_seen(float* scores, LeftOperand a, const Unit* b, int64_t rows, 
 // Computes c (+)= a b, where `a` holds scores of `sizes.rows` queries or keys, and `b` the `tokens` that it is summed
 // over. `others`: the mask's keys or queries.
 template <bool pairs>
-void product_over_seen(ProductRows c, LeftOperand a, UnitRows b, ProductSizes sizes, bool accumulate,
+void product_over_seen(ProductRows c, const LeftOperand& a, UnitRows b, const ProductSizes& sizes, bool accumulate,
                        const TileMask& mask, const PlaceRange* others) {
   mask.each_strip(others, sizes.rows, [&](int64_t first, int64_t count, const PlaceRange& summed) {
     constexpr int64_t tokens_per_unit = pairs ? 2 : 1;

@@ -102,7 +102,7 @@ void product_strip(ProductRows c, LeftOperand a, UnitRows b, int64_t rows, int64
 // c [rows, cols] (+)= a [rows, depth] b [depth, cols], in units. REQUIRES: rows is a multiple of product_rows, cols of
 // 16; operands are padded with zeros to multiples of 16 of all sizes, and c has memory for its padding.
 template <bool pairs>
-void product(ProductRows c, LeftOperand a, UnitRows b, ProductSizes sizes, bool accumulate) {
+void product(ProductRows c, const LeftOperand& a, UnitRows b, const ProductSizes& sizes, bool accumulate) {
   if constexpr (pairs && tile_products) {
     product_of_tiles(c, {a.units, a.row_stride}, b, sizes, accumulate);
     return;
