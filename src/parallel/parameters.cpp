@@ -52,8 +52,6 @@ IndexMap index_map(const TensorSpec& tensor, const ShardBox& box, int64_t first)
   return {.origin = box.offset[0] * stride + box.offset[1], .first = first, .cols = box.shape[1], .stride = stride};
 }
 
-int64_t StateSlice::count() const { return element_count(shape); }
-
 int64_t StateSlice::column_bytes(const StateColumn& column) const {
   if (column.granularity == StateGranularity::block) return num_blocks * dtype_bytes(column.dtype);
   if (is_factored(column)) return factored_values(column, rows, cols) * dtype_bytes(column.dtype);

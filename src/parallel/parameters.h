@@ -120,9 +120,8 @@ struct UpdateRange {
 };
 
 // Elements of one tensor that a rank holds: a box of the global tensor that is contiguous in memory.
-struct StateSlice {
+struct StateSlice : Box {
   int64_t tensor = 0;  // index in the spec
-  std::vector<int64_t> offset, shape;
   // The weights that are updated. `narrow_weight` is used with `pure` for tensors other than norms, else `weight`. The
   // other is null. Values of a unit that is away have addresses that only AwayState reads and writes.
   float* weight = nullptr;
@@ -145,7 +144,6 @@ struct StateSlice {
   // has no elements; 0 in other pieces.
   int64_t rows = 0, cols = 0;
 
-  int64_t count() const;
   int64_t column_bytes(const StateColumn& column) const;  // 0 if the column has no values here
 };
 
