@@ -186,22 +186,22 @@ std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_
 
 std::shared_ptr<const std::vector<TensorShard>> shared_shards(const std::shared_ptr<const ModelSpec>& spec,
                                                               TensorRank tensor_rank, ExpertRank expert_rank) {
-  struct Kept {
+  struct Cached {
     std::shared_ptr<const ModelSpec> spec;
     TensorRank tensor_rank;
     ExpertRank expert_rank;
     std::shared_ptr<const std::vector<TensorShard>> shards;
   };
-  constexpr size_t most_kept = 4;  // tensor ranks of a stage are of at most three kinds in most models
+  constexpr size_t most_cached = 4;  // tensor ranks of a stage are of at most three kinds in most models
   static std::mutex mutex;
-  static std::deque<Kept> kept;
+  static std::deque<Cached> cache;
   const std::lock_guard lock(mutex);
-  for (const Kept& known : kept)
+  for (const Cached& known : cache)
     if (known.spec == spec && known.tensor_rank == tensor_rank && known.expert_rank == expert_rank) return known.shards;
-  if (kept.size() == most_kept) kept.pop_front();
-  kept.push_back({spec, tensor_rank, expert_rank,
-                  std::make_shared<const std::vector<TensorShard>>(shard_tensors(*spec, tensor_rank, expert_rank))});
-  return kept.back().shards;
+  if (cache.size() == most_cached) cache.pop_front();
+  cache.push_back({spec, tensor_rank, expert_rank,
+                   std::make_shared<const std::vector<TensorShard>>(shard_tensors(*spec, tensor_rank, expert_rank))});
+  return cache.back().shards;
 }
 
 void keep_table_copy(const ModelSpec& spec, std::vector<TensorShard>& shards) {
