@@ -69,7 +69,7 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
     backend.run(
         Cast{.from = Matrix(from, dtype, 1, copied.elements), .to = Matrix(whole.weights, dtype, 1, copied.elements)});
   if (const int64_t of_node = groups.ranks_of_node(group); is_cut && of_node > 0) {
-    // Ranks with the same place on all nodes gather the pieces of that place, then the ranks of the node all places.
+    // Ranks with the same index on all nodes gather the pieces of that index, then the ranks of the node all pieces.
     const int64_t count = parameters.layout().units[unit].elements / of_node;
     std::byte* const share =
         static_cast<std::byte*>(whole.weights) + parameters.piece(unit).first / count * count * dtype_bytes(dtype);
