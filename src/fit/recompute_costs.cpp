@@ -196,8 +196,8 @@ double RecomputeCosts::seconds_of(const Action& action, const UnitChoices& choic
       const int32_t index = action.unit - first_units_[chain];
       if (index < 0 || index >= static_cast<int32_t>(chains_[chain].units.size())) continue;
       const ChainUnit& unit = chains_[chain].units[index];
-      if (action.kind == ActionKind::forward_again) return unit.forward_seconds;
-      return choices[action.unit].keeps_part ? unit.rest_seconds : unit.saved_seconds;
+      if (action.kind == ActionKind::recompute_output) return unit.forward_seconds;
+      return choices[action.unit].saves_part ? unit.rest_seconds : unit.saved_seconds;
     }
   }
   return seconds_of_pass(seconds_, action.kind, action.unit);

@@ -108,7 +108,7 @@ class Checker {
 
   void step(const Action& a) {
     const bool repeats =
-        a.kind == ActionKind::gather || a.kind == ActionKind::await_weights || a.kind == ActionKind::forward_again;
+        a.kind == ActionKind::gather || a.kind == ActionKind::await_weights || a.kind == ActionKind::recompute_output;
     if (!require(
             a.micro_batch >= -1 && a.micro_batch < schedule_.options.micro_batches && a.unit >= -1 && a.unit <= head_,
             "there is no such micro-batch or unit"))

@@ -20,21 +20,21 @@
 namespace gptrain::inline schedule {
 
 enum class ActionKind : uint8_t {
-  load,             // copies a micro-batch in
-  forward,          // unit u: from its input to its output; the head: up to its norm
-  loss,             // head: logits chunk by chunk (not kept), the loss, and both products of the logits' gradients
-  evaluate,         // head: logits and loss only
-  forward_again,    // unit u: recomputes its output, the input of a later unit that is recomputed
-  recompute,        // unit u: recomputes the values that its forward saves
-  backward_input,   // unit u: gradient of its input, and the gradients that backward_weight reads
-  backward_weight,  // unit u: gradients of its weights
-  backward,         // unit u: both; products for the weights overlap the tensor ranks' sum of the input gradient
-  gather,           // unit u: begins to gather its weights from the ranks that hold the other pieces
-  await_weights,    // unit u: waits until the weights are gathered
-  reduce,           // unit u: begins to sum its gradients over the ranks that hold the same weights
-  reduce_on,        // unit u: waits for the first phase of that sum and begins the second (UnitTraits::sum_phases)
-  await_gradients,  // unit u: waits until the sum is there; with ZeRO 2 and 3 adds it to the rank's piece
-  keep_gradients,   // unit u: adds a micro-batch's gradients to the rank's sum, which has a narrower dtype
+  load,              // copies a micro-batch in
+  forward,           // unit u: from its input to its output; the head: up to its norm
+  loss,              // head: logits chunk by chunk (not kept), the loss, and both products of the logits' gradients
+  evaluate,          // head: logits and loss only
+  recompute_output,  // unit u: recomputes its output, the input of a later unit that is recomputed
+  recompute,         // unit u: recomputes the values that its forward saves
+  backward_input,    // unit u: gradient of its input, and the gradients that backward_weight reads
+  backward_weight,   // unit u: gradients of its weights
+  backward,          // unit u: both; products for the weights overlap the tensor ranks' sum of the input gradient
+  gather,            // unit u: begins to gather its weights from the ranks that hold the other pieces
+  await_weights,     // unit u: waits until the weights are gathered
+  reduce,            // unit u: begins to sum its gradients over the ranks that hold the same weights
+  reduce_on,         // unit u: waits for the first phase of that sum and begins the second (UnitTraits::sum_phases)
+  await_gradients,   // unit u: waits until the sum is there; with ZeRO 2 and 3 adds it to the rank's piece
+  keep_gradients,    // unit u: adds a micro-batch's gradients to the rank's sum, which has a narrower dtype
   // Transfers between stages, in pairs: the first action begins a transfer, the second waits for its end.
   send_output,  // unit u: its output to the stage of unit u + 1
   await_output_sent,
@@ -59,7 +59,7 @@ constexpr int num_action_kinds = static_cast<int>(ActionKind::average) + 1;
 std::string_view action_name(ActionKind kind);
 // Whether the action repeats ops of a forward pass.
 constexpr bool is_recomputation(ActionKind kind) {
-  return kind == ActionKind::forward_again || kind == ActionKind::recompute;
+  return kind == ActionKind::recompute_output || kind == ActionKind::recompute;
 }
 
 // Whether the action begins a copy of a record or waits for its end.

@@ -405,7 +405,7 @@ class Stage {
     const int32_t first = schedule_.traits(unit).recompute_from;
     for (int32_t recomputed_unit = first; first >= 0 && recomputed_unit < unit; ++recomputed_unit) {
       const int32_t weights = traffic_.use(recomputed_unit, units_after(recomputed_unit, unit + 1));
-      add_forward(ActionKind::forward_again, flight, recomputed_unit, weights);
+      add_forward(ActionKind::recompute_output, flight, recomputed_unit, weights);
     }
   }
 
