@@ -181,7 +181,7 @@ struct LayerFacts {
   FfnKind ffn;
   AttentionPattern attention;
   bool rotates = false;
-  bool keeps_part = false;
+  bool saves_part = false;
   bool is_recomputed = false;
 
   bool operator==(const LayerFacts&) const = default;
@@ -208,7 +208,7 @@ std::vector<int64_t> stages_of_peak(const RunConfig& config) {
       layers[stages.stage_of_chunk(chunk)].push_back({.ffn = model.ffn(unit - 1),
                                                       .attention = model.attention(unit - 1),
                                                       .rotates = model.rotates(unit - 1),
-                                                      .keeps_part = choices[unit].keeps_part,
+                                                      .saves_part = choices[unit].saves_part,
                                                       .is_recomputed = choices[unit].recompute_from >= 0});
   }
   std::vector<int64_t> found;

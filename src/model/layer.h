@@ -14,7 +14,7 @@
 //   backward_weight   saved_for_weight, gradients, d_output (where an op of W reads it)
 //
 // Not every layer has all of these: the embedding has no input, saves nothing and has no backward_input; the head has
-// neither output nor d_output. `saved_for_recompute` exists in blocks with a StepShape::kept_part only.
+// neither output nor d_output. `saved_for_recompute` exists in blocks with a StepShape::saved_part only.
 #pragma once
 
 #include "model/layer_call.h"
@@ -44,7 +44,8 @@ class Layer {
   virtual bool exchanges_amid_ops() const { return context_.tensor.is_split(); }
 
  protected:
-  explicit Layer(const LayerContext& context, KeptPart kept = KeptPart::nothing) : context_(context), layout_(kept) {}
+  explicit Layer(const LayerContext& context, KeptPart saved_part = KeptPart::nothing)
+      : context_(context), layout_(saved_part) {}
 
   const LayerContext& context_;
   LayerLayout layout_;

@@ -124,7 +124,7 @@ RecomputeForecast forecast_recomputation(const PlanCase& run, const Machine* mac
     forecast.others.push_back(point_of("selective", {selective, target, world_size}, points));
   };
   add_fixed("none", RecomputeKind::none, offload::none);
-  if (planners.front().costs().keeps_parts()) add_fixed("selective", RecomputeKind::selective, offload::none);
+  if (planners.front().costs().saves_parts()) add_fixed("selective", RecomputeKind::selective, offload::none);
   add_selective_point();
   add_fixed("block", RecomputeKind::block, offload::none);
   if (!offloads) return forecast;

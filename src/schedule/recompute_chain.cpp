@@ -303,7 +303,7 @@ double recompute_seconds(const Chain& chain, const UnitChoices& choices) {
     if (choices[i].recompute_from < 0) continue;
     for (auto recomputed = static_cast<size_t>(choices[i].recompute_from); recomputed < i; ++recomputed)
       seconds += chain.units[recomputed].forward_seconds;
-    seconds += choices[i].keeps_part ? chain.units[i].rest_seconds : chain.units[i].saved_seconds;
+    seconds += choices[i].saves_part ? chain.units[i].rest_seconds : chain.units[i].saved_seconds;
   }
   return seconds;
 }

@@ -175,7 +175,7 @@ TEST_CASE("an optimal plan keeps within its budget, and is no slower than what t
     for (const RecomputePlanner& planner : planners) {
       std::vector<RecomputePoint> points = {planner.fixed({.recompute = RecomputeKind::none}),
                                             planner.fixed({.recompute = RecomputeKind::block})};
-      if (planner.costs().keeps_parts()) points.push_back(planner.fixed({.recompute = RecomputeKind::selective}));
+      if (planner.costs().saves_parts()) points.push_back(planner.fixed({.recompute = RecomputeKind::selective}));
       for (const int64_t interval : {2, 3, 5})
         points.push_back(planner.fixed({.recompute = RecomputeKind::every_nth, .recompute_interval = interval}));
       for (const RecomputePoint& point : points) {
@@ -370,7 +370,7 @@ TEST_CASE(
         }
       }
       std::vector<RecomputeKind> kinds = {RecomputeKind::none, RecomputeKind::block};
-      if (planner.costs().keeps_parts()) kinds.push_back(RecomputeKind::selective);
+      if (planner.costs().saves_parts()) kinds.push_back(RecomputeKind::selective);
       for (const RecomputeKind kind : kinds) {
         const RecomputePoint hidden = planner.fixed({.recompute = kind, .offload = offload::hidden});
         INFO(layout.name << ", stage " << stage << ", hidden, " << hidden.bytes << " bytes");
