@@ -21,7 +21,7 @@ enum class RecordKind : uint8_t {
   saved_for_input,      // written by forward and recompute, dead when B is over
   saved_for_weight,     // written by forward and recompute; W is the last to read it, B may
   gradients,            // written by B (in the head by the loss, too), read by W
-  fp8_weights,          // FP8 copies of linears' weights
+  fp8_weights,          // linears' weights, quantized to FP8
 };
 constexpr size_t num_record_kinds = static_cast<size_t>(RecordKind::fp8_weights) + 1;
 
@@ -73,7 +73,7 @@ class LayerLayout {
   Field save_product_of_attention(const SavedTensor& tensor) { return save_for_recompute_if(tensor, saves_part()); }
   // Declares a tensor that B writes for W.
   Field leave(SavedTensor tensor);
-  // Declares an FP8 copy of a weight.
+  // Declares a weight quantized to FP8.
   Field prepare(const SavedTensor& tensor);
   // Declares that W reads the field, which may belong to another part of the layer.
   void read_by_weight(Field field);

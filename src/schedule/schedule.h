@@ -89,7 +89,7 @@ enum class BufferKind : uint8_t {
   gradients,            // gradients that backward_input leaves for backward_weight
   stream_gradient,      // the gradient of the stream that leaves the unit
   weights,              // whole weights, gathered from pieces (ZeRO 3)
-  prepared_weights,     // FP8 copies of weights, read by products instead of the weights
+  prepared_weights,     // weights quantized to FP8, read by products instead of the weights
   whole_gradients,   // f32 gradients of the whole unit; the rank adds them, or with ZeRO 2 and 3 its piece, to its own
   narrow_gradients,  // gradients in the narrower dtype in which they are summed, or messages with their codes
   offloaded,         // the unit's record, on the host
