@@ -83,7 +83,7 @@ StageMessage message_of(const Stages& stages, ActionKind kind, int32_t micro_bat
 enum class BufferKind : uint8_t {
   batch,                // tokens, targets, sample numbers and starts of documents; belongs to no unit
   stream,               // the residual stream that leaves the unit
-  saved_for_recompute,  // values that the unit's forward keeps for its recompute and its backward_input
+  saved_for_recompute,  // values that the unit's forward saves for its recompute and its backward_input
   saved_for_input,      // values that the unit saves for backward_input
   saved_for_weight,     // values that the unit saves for backward_weight
   gradients,            // gradients that backward_input leaves for backward_weight
@@ -201,7 +201,7 @@ void set_lifetimes(Schedule& schedule);
 // under way in each direction.
 Schedule training_schedule(const ScheduleOptions& options);
 
-// Returns forward and loss of one micro-batch; no buffer is kept for a backward pass.
+// Returns forward and loss of one micro-batch; no buffer is saved for a backward pass.
 Schedule evaluation_schedule(const ScheduleOptions& options);
 
 // Returns the forward of one micro-batch up to the head's norm, from which the caller computes logits. The buffers of

@@ -400,7 +400,7 @@ class Stage {
     if (first == 0 && with_weights) add_weight_gradients(flight, 0);
   }
 
-  // Runs the units from recompute_from up to the one before `unit` again.
+  // Recomputes the outputs of the units from recompute_from up to the one before `unit`.
   void run_up_to(InFlight& flight, int32_t unit) {
     const int32_t first = schedule_.traits(unit).recompute_from;
     for (int32_t recomputed_unit = first; first >= 0 && recomputed_unit < unit; ++recomputed_unit) {

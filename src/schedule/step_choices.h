@@ -1,5 +1,5 @@
 // Choices about the memory of a step, as data: activations that each unit keeps, recomputes or moves to the host, and
-// the coding of saved values. The room fit makes them from the section `memory` of a config.
+// the coding of saved values. src/fit makes them from the section `memory` of a config.
 #pragma once
 
 #include <algorithm>
