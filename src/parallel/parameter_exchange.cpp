@@ -41,7 +41,7 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
   if (parameters.piece_elements(unit) == 0) return Lane::done;
   Lane& lane = groups.lane(LaneKind::weights);
   const ReplicaGroup group = parameters.layout().units[unit].replicas;
-  // A rank that updates whole units copies its own, if updates write them apart.
+  // A rank that updates whole units copies its own, if updates write other memory than the ops read.
   const bool is_cut = parameters.sharding().cuts_state();
   Communicator* const replicas = is_cut ? groups.group(LaneKind::weights, kind_of(group)) : nullptr;
   const UnitParameters whole = parameters.whole(unit, gathered);

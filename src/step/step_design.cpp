@@ -56,7 +56,7 @@ Sharding make_sharding(const StepConfig& config, const StepChoices& choices, con
   const ReplicaRank data = groups.replica_rank(ReplicaGroup::data);
   return {.zero = data.size > 1 ? config.parallel.zero : 0,
           .weights = choices.weights,
-          .updates_apart = choices.updates_on_host || choices.updates_delayed,
+          .separate_updated_weights = choices.updates_on_host || choices.updates_delayed,
           .updates_delayed = choices.updates_delayed,
           .masters_away = choices.keeps_state_away() && has_masters(config.precision),
           .gradients_away = choices.gradients_away,

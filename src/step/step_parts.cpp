@@ -95,7 +95,7 @@ void StepParts::use(size_t number) {
 // Returns the place of weights that updates write apart from the ops' weights; null: they write those.
 std::byte* StepParts::updated_weights() const {
   if (design->choices.updates_on_host) return memory_of_updates(MemoryClass::weights).data();
-  if (!design->sharding.updates_apart) return nullptr;
+  if (!design->sharding.separate_updated_weights) return nullptr;
   const ParameterBytes bytes = parameter_bytes(design->layout, design->sharding, design->columns);
   return arena(MemoryClass::weights) + align_up(bytes.weights);
 }
