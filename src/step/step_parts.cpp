@@ -27,14 +27,14 @@ StepParts::StepParts(std::shared_ptr<const StepDesign> of, Backend& ops, RankGro
   allocate(updates);
   const int64_t scratch = align_up(memory.scratch_bytes);
   backend.set_scratch(arena(MemoryClass::workspace), scratch);
-  const bool apart = design->choices.updates_on_host || beside_gpu;
+  const bool has_update_memory = design->choices.updates_on_host || beside_gpu;
   const int64_t update_scratch = align_up(memory.update_scratch_bytes);
-  const int64_t frames = memory.arenas[MemoryClass::workspace] - scratch - (apart ? 0 : update_scratch);
+  const int64_t frames = memory.arenas[MemoryClass::workspace] - scratch - (has_update_memory ? 0 : update_scratch);
   workspace = Workspace(arena(MemoryClass::workspace) + scratch, frames);
   if (updates.backend != nullptr)
-    update_backend.set_scratch(
-        apart ? memory_of_updates(MemoryClass::workspace).data() : arena(MemoryClass::workspace) + scratch + frames,
-        update_scratch);
+    update_backend.set_scratch(has_update_memory ? memory_of_updates(MemoryClass::workspace).data()
+                                                 : arena(MemoryClass::workspace) + scratch + frames,
+                               update_scratch);
   state = reinterpret_cast<StepState*>(arena(MemoryClass::state));
   backend.upload(state, &host_state, sizeof(StepState));
 
@@ -92,7 +92,7 @@ void StepParts::use(size_t number) {
                          design->messages);
 }
 
-// Returns the place of weights that updates write apart from the ops' weights; null: they write those.
+// Returns the place of weights that updates write if these are not the ops' weights; else null.
 std::byte* StepParts::updated_weights() const {
   if (design->choices.updates_on_host) return memory_of_updates(MemoryClass::weights).data();
   if (!design->sharding.separate_updated_weights) return nullptr;
@@ -102,14 +102,14 @@ std::byte* StepParts::updated_weights() const {
 
 void StepParts::make_update() {
   const StepConfig& config = design->config;
-  const bool apart = design->choices.updates_on_host || beside_gpu;
+  const bool has_update_memory = design->choices.updates_on_host || beside_gpu;
   const OptimizerType& type = optimizer_type(config.optimizer.type);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
   const UpdateContext context{
       .parameters = *parameters, .state = state, .backend = backend, .groups = groups, .workspace = workspace};
   std::byte* const block = arena(MemoryClass::state);
   const StateTables& tables = design->tables;
-  std::byte* const update_state = apart             ? memory_of_updates(MemoryClass::state).data()
+  std::byte* const update_state = has_update_memory ? memory_of_updates(MemoryClass::state).data()
                                   : lane != nullptr ? block + tables.update_state
                                                     : block;
   const UpdateContext update_context{.parameters = beside_gpu ? *staged_parameters : *parameters,
@@ -139,7 +139,7 @@ void StepParts::make_update() {
   const uint64_t seed = design->config.run.seed;
   const UpdateSite site{context, update_context, lane.get()};
   optimizer = type.make(config.optimizer, update_context, seed,
-                        apart ? update_state + align_up(sizeof(StepState)) : block + tables.optimizer);
+                        has_update_memory ? update_state + align_up(sizeof(StepState)) : block + tables.optimizer);
   if (beside_gpu && parameters->updates_at_home())
     optimizer = std::make_unique<PlacedOptimizer>(type.make(config.optimizer, context, seed, block + tables.optimizer),
                                                   std::move(optimizer), site);
