@@ -166,30 +166,31 @@ void StepParts::make_executors() {
                                               reinterpret_cast<float*>(arena(MemoryClass::residuals)));
     average = islands.get();
   }
-  ExecutorResources place{.arenas = arena_starts(),
-                          .state = state,
-                          .statistics = statistics,
-                          .workspace = &workspace,
-                          .backend = &backend,
-                          .groups = &groups,
-                          .gathers = &gathers,
-                          .weight_reads = weight_reads.get(),
-                          .away_gradients = away_gradients.get(),
-                          .accumulated = accumulated.get(),
-                          .average = average,
-                          .uploads = uploads.get(),
-                          .offloads = offloads ? &*offloads : nullptr};
+  ExecutorResources resources{.arenas = arena_starts(),
+                              .state = state,
+                              .statistics = statistics,
+                              .workspace = &workspace,
+                              .backend = &backend,
+                              .groups = &groups,
+                              .gathers = &gathers,
+                              .weight_reads = weight_reads.get(),
+                              .away_gradients = away_gradients.get(),
+                              .accumulated = accumulated.get(),
+                              .average = average,
+                              .uploads = uploads.get(),
+                              .offloads = offloads ? &*offloads : nullptr};
   for (const StepProgram& of_steps : design->programs) {
-    place.compression = of_steps.compresses || of_steps.is_alone ? compression.get() : nullptr;
-    place.sums_over_islands = of_steps.over_islands;
-    place.is_alone = of_steps.is_alone;
-    executors.push_back(std::make_unique<Executor>(*model, *of_steps.program, *parameters, place, update.get()));
+    resources.compression = of_steps.compresses || of_steps.is_alone ? compression.get() : nullptr;
+    resources.sums_over_islands = of_steps.over_islands;
+    resources.is_alone = of_steps.is_alone;
+    executors.push_back(std::make_unique<Executor>(*model, *of_steps.program, *parameters, resources, update.get()));
   }
-  place.compression = nullptr;
-  place.sums_over_islands = false;
-  place.is_alone = false;
-  place.statistics = {};
-  evaluation_executor = std::make_unique<Executor>(*evaluation_model, *design->evaluation, *parameters, place, nullptr);
+  resources.compression = nullptr;
+  resources.sums_over_islands = false;
+  resources.is_alone = false;
+  resources.statistics = {};
+  evaluation_executor =
+      std::make_unique<Executor>(*evaluation_model, *design->evaluation, *parameters, resources, nullptr);
 }
 
 StepParts::~StepParts() {
