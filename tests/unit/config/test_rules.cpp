@@ -324,8 +324,8 @@ TEST_CASE("a key that would have no effect is refused") {
         "multiple of parallel.tensor = 2 (try {})");
   const std::string int8 = R"(comm.compression={"kind":"int8"})";
   CHECK(fault({int8, "precision.compute=fp16", "run.device=auto"}) ==
-        "comm.compression = {...}: cannot be combined with precision.compute = \"fp16\": kept errors would be "
-        "multiplied by an old loss scale (try {})");
+        "comm.compression = {...}: cannot be combined with precision.compute = \"fp16\": error feedback would "
+        "add errors with an old loss scale (try {})");
   CHECK(fault({R"(comm.compression={"kind":"int8","start_step":1000})", "run.steps=1000"})
             .ends_with("comm.compression = {...}: compresses nothing, as its start_step is not less than run.steps = "
                        "1000 (try {})"));
