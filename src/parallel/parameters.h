@@ -31,8 +31,8 @@ namespace gptrain::inline parallel {
 // - Norms. Their ops read f32 (see NormUse), and they are some ten thousandths of the parameters. Near 1, bf16 numbers
 //   are 2^-7 or 2^-8 apart, and a random step of that size in a norm's weight moves a whole feature.
 // - Gradients, as in the other precisions: the sum over micro-batches is rounded once, when it is used. If `gradients`
-//   is bf16, the sum is kept in bf16 (see AccumulatedGradients). This saves 2 more bytes for each parameter, but needs
-//   f32 gradients of a whole unit while they are computed.
+//   is bf16, the sum is stored in bf16 (see AccumulatedGradients). This saves 2 more bytes for each parameter, but
+//   needs f32 gradients of a whole unit while they are computed.
 struct Sharding {
   int64_t zero = 0;                         // ZeRO stage, 0 to 3
   Residency weights = Residency::resident;  // place of weights that the ZeRO stage does not cut

@@ -163,13 +163,13 @@ struct ScheduleOptions {
   bool narrow_sums = false;  // sums of gradients have a buffer: gradients in a narrower dtype, or messages
   bool tied_head = false;
   bool joint_backward = false;  // `backward` replaces its two halves, unless the pipeline schedule splits them
-  bool keeps_narrow = false;    // gradients are kept away, or in a narrower dtype than they are computed in
+  bool keeps_narrow = false;    // gradients are away, or in a narrower dtype than they are computed in
   int32_t gathers_ahead = 1;    // blocks whose weights are gathered before they are needed, at least 1
   int32_t sums_under_way = 2;   // sums of blocks' gradients that may be under way at a time, at least 1
   bool sums_alone = false;      // sums involve this rank only, so each is awaited as soon as it begins
   bool averages = false;        // weights are averaged over islands after their update
 
-  // Whether a micro-batch's gradients are written to a buffer of their own and then added to the sum that is kept.
+  // Whether a micro-batch's gradients are written to a buffer of their own and then added to the accumulated sum.
   bool has_gradient_buckets() const { return flow.sums_each_pass || keeps_narrow; }
   // Whether this stage holds the unit's parameters. The last stage holds unit 0's as well if the head is tied.
   bool holds(int32_t unit) const { return stages.runs(unit) || (unit == 0 && tied_head && stages.last()); }
