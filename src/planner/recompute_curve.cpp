@@ -48,9 +48,9 @@ double predicted_step_seconds(const PlanCase& run, const Machine& machine, const
                                   points);
   };
   if (all <= few + 2 * round) return seconds(all);
-  const double seconds_of_few = seconds(few);
-  const double seconds_of_round = seconds(few + round) - seconds_of_few;
-  return seconds_of_few + seconds_of_round * static_cast<double>((all - few) / round);
+  const double few_seconds = seconds(few);
+  const double round_seconds = seconds(few + round) - few_seconds;
+  return few_seconds + round_seconds * static_cast<double>((all - few) / round);
 }
 
 }  // namespace
