@@ -66,7 +66,7 @@ class LayerLayout {
   bool saves_attention() const { return saved_part_ == KeptPart::attention; }
 
   Field save(const SavedTensor& tensor);
-  // Declare a tensor that forward saves for its last reader. If the layer keeps products, the last reader being B, or
+  // Declare a tensor that forward saves for its last reader. If the layer saves products, the last reader being B, or
   // attention, or either, recompute reads the tensor and does not write it: `saved_for_recompute` has it.
   Field save_product(const SavedTensor& tensor) { return save_for_recompute_if(tensor, saves_products()); }
   Field save_attention(const SavedTensor& tensor) { return save_for_recompute_if(tensor, saves_attention()); }

@@ -69,7 +69,8 @@ struct Sharding {
   // Whether a micro-batch's gradients of a unit have an f32 buffer of their own, not that of the sum that the rank
   // keeps.
   bool has_gradient_buckets() const { return cuts_gradients() || gradients != DType::f32 || gradients_away; }
-  // Whether a bucket begins with the sum of earlier micro-batches, to which the ops add. Sums in bf16 are apart.
+  // Whether a bucket begins with the sum of earlier micro-batches, to which the ops add. Sums in bf16 have another
+  // buffer.
   bool buckets_hold_sums() const { return gradients_away && !cuts_gradients() && gradients == DType::f32; }
   bool has_master() const { return compute != DType::f32 && !pure; }
   // Whether each rank has all norms in f32 after its weights. Else the ops read them in the weights or the masters.

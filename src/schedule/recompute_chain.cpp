@@ -39,7 +39,7 @@ class ChainSolver::Tables {
     price_ = price;
     std::optional<UnitChoices> best;
     double least = never;
-    // All micro-batches in flight keep equally many bytes: the kept bytes of the others reduce the room for this one.
+    // All micro-batches in flight keep equally many bytes: the bytes of the others reduce the budget of this one.
     const int64_t others = chain_.in_flight - 1;
     const int64_t step = others == 0 ? budget + 1 : piece_ == 1 ? 1 : std::max<int64_t>(1, budget / rooms_tried);
     for (int64_t available = budget; available >= 0; available -= step) {
@@ -137,7 +137,7 @@ class ChainSolver::Tables {
     }
   }
 
-  // The first decision for a segment: keep all or part of its first unit, or run forward and keep only a later output.
+  // The first decision for a segment: save all or part of its first unit, or run forward and save only a later output.
   struct Step {
     How how = How::keep;
     int32_t split = -1;  // How::recompute: the unit whose output is saved

@@ -62,7 +62,7 @@ constexpr bool is_recomputation(ActionKind kind) {
   return kind == ActionKind::recompute_output || kind == ActionKind::recompute;
 }
 
-// Whether the action begins a copy of a record or waits for its end.
+// Whether the action begins the offload or the fetch of a record, or waits for its end.
 constexpr bool copies_record(ActionKind kind) {
   return kind >= ActionKind::offload && kind <= ActionKind::await_fetched;
 }

@@ -253,7 +253,7 @@ class Stage {
   }
 
   // Returns the blocks that run first in the backward passes of the units before a block, in their order, as many as
-  // may be gathered ahead. Stops after a block whose backward pass begins by running an earlier block again.
+  // may be gathered ahead. Stops after a block whose backward pass begins by recomputing an earlier block.
   std::vector<int32_t> blocks_before(int32_t block, int32_t first) const {
     std::vector<int32_t> blocks;
     for (int32_t next = block - 1; next >= std::max(first, 1); --next) {
