@@ -140,7 +140,7 @@ Overrides with_budget(int64_t bytes) {
 
 }  // namespace
 
-TEST_CASE("what is run again by an optimal plan has the bits of what is kept, with all kinds of sharding and codecs",
+TEST_CASE("recomputation by an optimal plan has the bits of saved activations, with all kinds of sharding and codecs",
           "[long]") {
   int64_t from_before = 0;
   int64_t in_part = 0;
@@ -258,7 +258,7 @@ TEST_CASE("a budget that fits the device leaves nothing of it that a block could
   CHECK(plan_rank({fit, target}).memory().arenas[MemoryClass::activations] == least);
 }
 
-TEST_CASE("what one plan runs again and copies to the host has the bits of what is kept") {
+TEST_CASE("recomputation and offload in one plan have the bits of saved activations") {
   int64_t copied = 0, copied_and_again = 0;
   for (const size_t of : {0, 4, 7, 10, 12, 15}) {
     const Layout& layout = layouts[of];

@@ -78,7 +78,7 @@ TEST_CASE("the gradient of a unit's output lives as long as the unit says") {
   }
 }
 
-TEST_CASE("copies of weights are made once a step, with ZeRO 3 for each action") {
+TEST_CASE("weights are quantized to FP8 once a step, with ZeRO 3 for each action") {
   for (const int32_t zero : {0, 3}) {
     std::vector<UnitTraits> units = plain_units(5);
     for (UnitTraits& unit : units) unit.prepares_weights = unit.kind == UnitKind::block;
