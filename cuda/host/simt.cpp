@@ -197,17 +197,17 @@ TrackPool& track_pool() {
   return pool;
 }
 
-// Orders actions before a meeting of threads with those after it; one sanitizer object per meeting.
-class Meetings {
+// Orders actions before a point where threads wait for each other with those after it; one sanitizer object a point.
+class SyncPoints {
  public:
-  void arrive([[maybe_unused]] uint64_t meeting) {
+  void arrive([[maybe_unused]] uint64_t point) {
 #if defined(GPTRAIN_TSAN)
-    __tsan_release(&objects_[meeting % sizeof objects_]);
+    __tsan_release(&objects_[point % sizeof objects_]);
 #endif
   }
-  void depart([[maybe_unused]] uint64_t meeting) {
+  void depart([[maybe_unused]] uint64_t point) {
 #if defined(GPTRAIN_TSAN)
-    __tsan_acquire(&objects_[meeting % sizeof objects_]);
+    __tsan_acquire(&objects_[point % sizeof objects_]);
 #endif
   }
 
@@ -254,10 +254,10 @@ class Block {
   [[noreturn]] void report_stuck() const;
 
   std::mt19937_64& order_;
-  Meetings barriers_;
-  // Separate from the others: a thread that has ended takes part in no later meeting.
-  Meetings ends_;
-  Meetings faults_;  // meetings of threads that will never continue
+  SyncPoints barriers_;
+  // Separate from the others: a thread that has ended reaches no later point.
+  SyncPoints ends_;
+  SyncPoints faults_;  // points at which threads will never continue
   uint64_t num_barriers_ = 1;
   std::vector<std::unique_ptr<Thread>> threads_;
   size_t running_ = 0;
@@ -320,11 +320,11 @@ void Block::suspend(State state, uint32_t mask, uint64_t value, const Site& site
   thread.mask = mask;
   thread.value = value;
   thread.site = site;
-  const uint64_t meeting = num_barriers_;
-  if (state == State::at_barrier) barriers_.arrive(meeting);
+  const uint64_t barrier = num_barriers_;
+  if (state == State::at_barrier) barriers_.arrive(barrier);
   faults_.arrive(0);
   thread.track->pause();
-  if (state == State::at_barrier) barriers_.depart(meeting);
+  if (state == State::at_barrier) barriers_.depart(barrier);
 }
 
 void Block::run() {

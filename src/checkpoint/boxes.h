@@ -11,14 +11,9 @@
 #include <vector>
 
 #include "base/dtype.h"
+#include "model/spec/box.h"
 
 namespace gptrain::inline checkpoint {
-
-// Elements offset[d] <= i[d] < offset[d] + shape[d] of a global tensor. No dims: the one element of a scalar.
-struct Box {
-  std::vector<int64_t> offset;
-  std::vector<int64_t> shape;
-};
 
 // Returns the product of the dims, 1 without dims; none if a dim is negative or the product overflows.
 std::optional<int64_t> num_elements(const std::vector<int64_t>& shape);

@@ -171,10 +171,10 @@ Manifest read_manifest(const fs::path& checkpoint) {
 Contents verify_structure(const fs::path& checkpoint) {
   return with_hint(checkpoint, [&] {
     Contents contents = read_contents(checkpoint);
-    for (const auto& [name, tensor] : contents.tensors) {
-      const Box whole{std::vector<int64_t>(tensor.global_shape.size(), 0), tensor.global_shape};
-      const int64_t elements = *num_elements(tensor.global_shape);
-      if (const int64_t covered = covered_elements(tensor, whole); covered != elements) {
+    for (const auto& [name, slices] : contents.tensors) {
+      const Box whole = whole_box(slices.front().global_shape);
+      const int64_t elements = whole.count();
+      if (const int64_t covered = covered_elements(slices, whole); covered != elements) {
         throw Error(ExitCode::checkpoint, "{} holds only {} of the {} elements of tensor \"{}\"", checkpoint.string(),
                     covered, elements, name);
       }
@@ -188,8 +188,8 @@ void verify_checkpoint(const fs::path& checkpoint) {
   const Contents contents = verify_structure(checkpoint);
   with_hint(checkpoint, [&] {
     std::vector<SliceTransfer> transfers;
-    for (const auto& [name, tensor] : contents.tensors) {
-      for (const StoredSlice& stored : tensor.boxes) transfers.push_back({&stored, {}});
+    for (const auto& [name, slices] : contents.tensors) {
+      for (const Slice& stored : slices) transfers.push_back({&stored, {}});
     }
     run_transfers(contents, std::move(transfers));
   });
@@ -214,9 +214,10 @@ std::vector<float> load_tensor(const Contents& contents, const std::string& name
     throw Error(ExitCode::checkpoint, "{} holds no tensor \"{}\", which its own config asks for",
                 contents.checkpoint.string(), name);
   }
-  const std::vector<int64_t>& shape = tensor->second.global_shape;
+  const std::vector<int64_t>& shape = tensor->second.front().global_shape;
   std::vector<float> values(*num_elements(shape));
-  load_slices(contents, {{name, shape, std::vector<int64_t>(shape.size(), 0), shape, values.data()}}, not_finite);
+  load_slices(contents, {{.name = name, .global_shape = shape, .box = whole_box(shape), .data = values.data()}},
+              not_finite);
   return values;
 }
 

@@ -192,9 +192,9 @@ std::string compare_checkpoints(const fs::path& a, const fs::path& b) {
     if (left == of_a.tensors.end() || right == of_b.tensors.end()) {
       fmt::format_to(out, "{:<{}}  only in {}\n", shown, width,
                      one_line((left == of_a.tensors.end() ? b : a).native()));
-    } else if (left->second.global_shape != right->second.global_shape) {
-      fmt::format_to(out, "{:<{}}  {} against {}\n", shown, width, format_shape(left->second.global_shape),
-                     format_shape(right->second.global_shape));
+    } else if (left->second.front().global_shape != right->second.front().global_shape) {
+      fmt::format_to(out, "{:<{}}  {} against {}\n", shown, width, format_shape(left->second.front().global_shape),
+                     format_shape(right->second.front().global_shape));
     } else if (const Difference found = difference_of(load(of_a), load(of_b)); found.largest == 0) {
       ++same;
     } else {
@@ -222,12 +222,16 @@ void average_checkpoints(const std::vector<fs::path>& checkpoints, const std::ve
   manifest.tokenizer = read_tokenizer(newest->checkpoint);
   std::vector<std::unique_ptr<AveragedTensor>> sums;
   std::vector<Slice> slices;
-  for (const auto& [name, tensor] : newest->tensors) {
+  for (const auto& [name, stored] : newest->tensors) {
     if (!name.starts_with(weight_prefix)) continue;
     const std::string source = stored_name(which, std::string_view(name).substr(weight_prefix.size()));
-    sums.push_back(std::make_unique<AveragedTensor>(all, shares, source, tensor.dtype));
-    slices.push_back({name, tensor.global_shape, std::vector<int64_t>(tensor.global_shape.size(), 0),
-                      tensor.global_shape, nullptr, sums.back().get(), tensor.dtype});
+    sums.push_back(std::make_unique<AveragedTensor>(all, shares, source, stored.front().dtype));
+    const std::vector<int64_t>& shape = stored.front().global_shape;
+    slices.push_back({.name = name,
+                      .global_shape = shape,
+                      .box = whole_box(shape),
+                      .memory = sums.back().get(),
+                      .dtype = stored.front().dtype});
   }
   save_checkpoint(made.path(), manifest, slices);
   made.publish();

@@ -21,14 +21,8 @@ using nlohmann::json;
 
 // Returns the text under a slice's key in the file's metadata: its tensor, and its offset there.
 std::string format_origin(const Slice& slice) {
-  return json_text(json{{"tensor", slice.name}, {"global_shape", slice.global_shape}, {"offset", slice.offset}});
+  return json_text(json{{"tensor", slice.name}, {"global_shape", slice.global_shape}, {"offset", slice.box.offset}});
 }
-
-struct SliceOrigin {
-  std::string tensor;
-  std::vector<int64_t> global_shape;
-  std::vector<int64_t> offset;
-};
 
 // Returns none if it is no list of whole numbers. The JSON library would truncate fractions.
 std::optional<std::vector<int64_t>> sizes_of(const json& list) {
@@ -41,33 +35,32 @@ std::optional<std::vector<int64_t>> sizes_of(const json& list) {
   return sizes;
 }
 
-// Returns none if the text was not made by format_origin.
-std::optional<SliceOrigin> parse_origin(const std::string& text) {
+// Returns a slice's name, global shape and offset; none if the text was not made by format_origin.
+std::optional<Slice> parse_origin(const std::string& text) {
   try {
     const json origin = parse_json(text);
     auto shape = sizes_of(origin.at("global_shape")), offset = sizes_of(origin.at("offset"));
     if (!shape || !offset) return std::nullopt;
-    return SliceOrigin{origin.at("tensor").get<std::string>(), std::move(*shape), std::move(*offset)};
+    return Slice{.name = origin.at("tensor").get<std::string>(),
+                 .global_shape = std::move(*shape),
+                 .box = {.offset = std::move(*offset), .shape = {}}};
   } catch (const json::exception&) {
     return std::nullopt;
   }
 }
 
-std::string slice_key(const std::string& tensor, const Box& box, const std::vector<int64_t>& global_shape) {
-  if (box.shape == global_shape) return tensor;
-  return fmt::format("{}@{}", tensor, join_numbers(box.offset, ","));
-}
-
 std::string slice_key(const Slice& slice) {
-  return slice_key(slice.name, {slice.offset, slice.shape}, slice.global_shape);
+  if (slice.box.shape == slice.global_shape) return slice.name;
+  return fmt::format("{}@{}", slice.name, join_numbers(slice.box.offset, ","));
 }
 
 void check_slices(const std::vector<Slice>& slices) {
   std::map<std::string, std::vector<const Slice*>> tensors;
   for (const Slice& slice : slices) {
-    if (!is_inside({slice.offset, slice.shape}, slice.global_shape) || !num_elements(slice.global_shape)) {
+    if (!is_inside(slice.box, slice.global_shape) || !num_elements(slice.global_shape)) {
       throw Error(ExitCode::checkpoint, "slice {} at {} does not lie in tensor \"{}\" of shape {}",
-                  format_shape(slice.shape), format_shape(slice.offset), slice.name, format_shape(slice.global_shape));
+                  format_shape(slice.box.shape), format_shape(slice.box.offset), slice.name,
+                  format_shape(slice.global_shape));
     }
     tensors[slice.name].push_back(&slice);
   }
@@ -78,7 +71,7 @@ void check_slices(const std::vector<Slice>& slices) {
         throw Error(ExitCode::checkpoint, "slices of tensor \"{}\" give it two shapes, {} and {}", name,
                     format_shape(parts.front()->global_shape), format_shape(part->global_shape));
       }
-      boxes.push_back({part->offset, part->shape});
+      boxes.push_back(part->box);
     }
     if (find_overlap(boxes)) throw Error(ExitCode::checkpoint, "slices of tensor \"{}\" overlap", name);
   }
@@ -95,7 +88,7 @@ void check_size(const InputFile& file, const FileRecord& record) {
   }
 }
 
-// Adds one file's boxes to the tensors they belong to.
+// Adds one file's slices to the tensors they belong to.
 void add_file(Contents& contents, size_t index, std::string_view header_bytes) {
   const FileRecord& record = contents.stored.files[index];
   const fs::path path = contents.checkpoint / record.name;
@@ -105,55 +98,55 @@ void add_file(Contents& contents, size_t index, std::string_view header_bytes) {
     return Error(ExitCode::checkpoint, damage_text(path, printable(what, max_bytes)));
   };
   if (header.crc32c != record.header_crc32c) throw fault("its header does not have the checksum in the manifest");
-  if (header.entries.size() != record.slices_crc32c.size()) {
+  if (header.tensors.size() != record.slices_crc32c.size()) {
     throw fault(
-        fmt::format("it holds {} slices, the manifest lists {}", header.entries.size(), record.slices_crc32c.size()));
+        fmt::format("it holds {} slices, the manifest lists {}", header.tensors.size(), record.slices_crc32c.size()));
   }
-  for (const SafetensorsEntry& entry : header.entries) {
-    const std::string& key = entry.tensor.name;
+  for (const SafetensorsTensor& stored : header.tensors) {
+    const std::string& key = stored.name;
     const auto crc = record.slices_crc32c.find(key);
     if (crc == record.slices_crc32c.end()) throw fault(fmt::format("the manifest does not list slice \"{}\"", key));
     const auto text = header.metadata.find(key);
-    const auto origin = text == header.metadata.end() ? std::nullopt : parse_origin(text->second);
-    const DType dtype = entry.tensor.dtype;
-    if (!origin || (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::u8) ||
-        !num_elements(origin->global_shape) || !is_inside({origin->offset, entry.tensor.shape}, origin->global_shape)) {
+    auto slice = text == header.metadata.end() ? std::nullopt : parse_origin(text->second);
+    const DType dtype = stored.dtype;
+    if (slice) slice->box.shape = stored.shape;
+    if (!slice || (dtype != DType::f32 && dtype != DType::bf16 && dtype != DType::u8) ||
+        !num_elements(slice->global_shape) || !is_inside(slice->box, slice->global_shape)) {
       throw fault(fmt::format("slice \"{}\" is not an F32, BF16 or U8 box of a global tensor", key));
     }
     // Other programs know a slice by its key alone.
-    if (key != slice_key(origin->tensor, {origin->offset, entry.tensor.shape}, origin->global_shape))
-      throw fault(fmt::format("slice \"{}\" covers the elements of another one", key));
-    const auto [tensor, is_new] = contents.tensors.try_emplace(origin->tensor);
-    if (is_new) {
-      tensor->second.global_shape = origin->global_shape;
-      tensor->second.dtype = dtype;
-    }
-    if (tensor->second.dtype != dtype) {
+    if (key != slice_key(*slice)) throw fault(fmt::format("slice \"{}\" covers the elements of another one", key));
+    slice->dtype = dtype;
+    slice->file = index;
+    slice->file_offset = stored.offset;
+    slice->crc32c = crc->second;
+    std::vector<Slice>& slices = contents.tensors[slice->name];
+    const Slice& first = slices.empty() ? *slice : slices.front();
+    if (first.dtype != dtype) {
       throw fault(fmt::format("slice \"{}\" is of a tensor of {}, another slice of it of {}", key, dtype_name(dtype),
-                              dtype_name(tensor->second.dtype)));
+                              dtype_name(first.dtype)));
     }
-    if (tensor->second.global_shape != origin->global_shape) {
+    if (first.global_shape != slice->global_shape) {
       throw fault(fmt::format("slice \"{}\" is of a tensor of shape {}, another slice of it of shape {}", key,
-                              format_shape(origin->global_shape), format_shape(tensor->second.global_shape)));
+                              format_shape(slice->global_shape), format_shape(first.global_shape)));
     }
-    tensor->second.boxes.push_back({index, entry, {origin->offset, entry.tensor.shape}, crc->second});
+    slices.push_back(std::move(*slice));
   }
 }
 
-int64_t slice_bytes(const Slice& slice) { return *num_elements(slice.shape) * dtype_bytes(slice.dtype); }
-
 // Adds the slice; cuts one larger than `most_bytes` into pieces that are contiguous in its memory.
 void cut_slice(const Slice& slice, int64_t most_bytes, std::vector<Slice>& pieces) {
-  const auto dim = static_cast<size_t>(
-      std::find_if(slice.shape.begin(), slice.shape.end(), [](int64_t n) { return n > 1; }) - slice.shape.begin());
-  if (slice_bytes(slice) <= most_bytes || dim == slice.shape.size()) return pieces.push_back(slice);
-  const int64_t rows = slice.shape[dim];
-  const int64_t row_bytes = slice_bytes(slice) / rows;
+  const std::vector<int64_t>& shape = slice.box.shape;
+  const auto dim =
+      static_cast<size_t>(std::find_if(shape.begin(), shape.end(), [](int64_t n) { return n > 1; }) - shape.begin());
+  if (slice.bytes() <= most_bytes || dim == shape.size()) return pieces.push_back(slice);
+  const int64_t rows = shape[dim];
+  const int64_t row_bytes = slice.bytes() / rows;
   const int64_t of_piece = std::max<int64_t>(most_bytes / row_bytes, 1);
   for (int64_t row = 0; row < rows; row += of_piece) {
     Slice piece = slice;
-    piece.offset[dim] += row;
-    piece.shape[dim] = std::min(of_piece, rows - row);
+    piece.box.offset[dim] += row;
+    piece.box.shape[dim] = std::min(of_piece, rows - row);
     // Adds as integers, because a SliceMemory's addresses may start at 0.
     piece.data =
         reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(slice.data) + static_cast<uintptr_t>(row * row_bytes));
@@ -177,9 +170,9 @@ uint32_t write_slice(const Slice& slice, SafetensorsWriter& writer, NotFinite no
   };
   const auto* const data = static_cast<const std::byte*>(slice.data);
   if (slice.memory == nullptr) {
-    write(data, slice_bytes(slice));
+    write(data, slice.bytes());
   } else {
-    slice.memory->read(data, slice_bytes(slice), write);
+    slice.memory->read(data, slice.bytes(), write);
   }
   if (lost > 0)
     throw Error(ExitCode::diverged, "{} of tensor \"{}\" are not finite", format_counted(lost, "number"),
@@ -191,7 +184,7 @@ uint32_t write_slice(const Slice& slice, SafetensorsWriter& writer, NotFinite no
 struct SliceNames {
   explicit SliceNames(std::span<const Slice> slices) {
     for (const Slice& slice : slices) {
-      tensors.push_back({slice_key(slice), slice.dtype, slice.shape});
+      tensors.push_back({slice_key(slice), slice.dtype, slice.box.shape});
       try {
         metadata[slice_key(slice)] = format_origin(slice);
       } catch (const json::exception&) {
@@ -229,7 +222,7 @@ std::vector<FileRecord> for_each_rank_file(int64_t rank, const std::vector<Slice
   std::vector<size_t> ends;  // one past the last slice of each part
   int64_t bytes = 0;
   for (size_t i = 0; i < slices.size(); ++i) {
-    const int64_t more = slice_bytes(slices[i]);
+    const int64_t more = slices[i].bytes();
     if (bytes > 0 && more > part_bytes - bytes) {
       ends.push_back(i);
       bytes = 0;
@@ -313,15 +306,15 @@ Contents contents_of(const fs::path& checkpoint, StoredManifest stored, const st
     add_file(contents, i, of_rank.substr(0, bytes));
     of_rank.remove_prefix(bytes);
   }
-  for (const auto& [name, tensor] : contents.tensors) {
+  for (const auto& [name, slices] : contents.tensors) {
     std::vector<Box> boxes;
-    for (const StoredSlice& box : tensor.boxes) boxes.push_back(box.box);
+    for (const Slice& slice : slices) boxes.push_back(slice.box);
     if (const auto pair = find_overlap(boxes)) {
-      const StoredSlice& second = tensor.boxes[pair->second];
+      const Slice& second = slices[pair->second];
       throw Error(ExitCode::checkpoint,
                   damage_text(checkpoint / contents.stored.files[second.file].name,
-                              fmt::format("slice \"{}\" overlaps slice \"{}\"", printable(second.entry.tensor.name),
-                                          printable(tensor.boxes[pair->first].entry.tensor.name))));
+                              fmt::format("slice \"{}\" overlaps slice \"{}\"", printable(slice_key(second)),
+                                          printable(slice_key(slices[pair->first])))));
     }
   }
   if (static_cast<int64_t>(contents.tensors.size()) != contents.stored.num_tensors) {
@@ -331,25 +324,25 @@ Contents contents_of(const fs::path& checkpoint, StoredManifest stored, const st
   return contents;
 }
 
-void read_box(const InputFile& file, const StoredSlice& stored, const SafetensorsPiece& piece) {
-  check_box(file, stored, stream_tensor(file, stored.entry, piece));
+void read_slice(const InputFile& file, const Slice& slice, const SafetensorsPiece& piece) {
+  check_slice(file, slice, stream_tensor(file, slice.file_offset, slice.bytes(), piece));
 }
 
-void check_box(const InputFile& file, const StoredSlice& stored, uint32_t crc) {
-  if (crc != stored.crc32c) {
+void check_slice(const InputFile& file, const Slice& slice, uint32_t crc) {
+  if (crc != slice.crc32c) {
     throw Error(
         ExitCode::checkpoint,
         damage_text(file.path(), fmt::format("the data of slice \"{}\" do not have the checksum in the manifest",
-                                             printable(stored.entry.tensor.name))));
+                                             printable(slice_key(slice)))));
   }
 }
 
-int64_t covered_elements(const StoredTensor& tensor, const Box& wanted) {
+int64_t covered_elements(const std::vector<Slice>& slices, const Box& wanted) {
   int64_t covered = 0;
-  for (const StoredSlice& stored : tensor.boxes) {
-    const auto shared = intersect(stored.box, wanted);
-    // The boxes are disjoint, so their shares add up.
-    if (shared) covered += *num_elements(shared->shape);
+  for (const Slice& slice : slices) {
+    const auto shared = intersect(slice.box, wanted);
+    // The slices are disjoint, so their shares add up.
+    if (shared) covered += shared->count();
   }
   return covered;
 }

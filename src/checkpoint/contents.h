@@ -1,4 +1,4 @@
-// The contents of a checkpoint: global tensors, each stored as boxes in safetensors files.
+// The contents of a checkpoint: global tensors, each stored as slices in safetensors files.
 #pragma once
 
 #include <cstdint>
@@ -32,23 +32,11 @@ std::vector<FileRecord> write_rank_files(const std::filesystem::path& folder, in
 std::vector<FileRecord> plan_rank_files(int64_t rank, const std::vector<Slice>& slices,
                                         int64_t part_bytes = usual_part_bytes);
 
-struct StoredSlice {
-  size_t file = 0;  // index in the manifest's list of files
-  SafetensorsEntry entry;
-  Box box;
-  uint32_t crc32c = 0;
-};
-
-struct StoredTensor {
-  std::vector<int64_t> global_shape;
-  DType dtype = DType::f32;        // or bf16 or u8
-  std::vector<StoredSlice> boxes;  // disjoint; by file, then by offset in the file
-};
-
 struct Contents {
   std::filesystem::path checkpoint;
   StoredManifest stored;
-  std::map<std::string, StoredTensor> tensors;
+  // The slices of each tensor: at least one, disjoint, of one shape and dtype; by file, then by offset in the file.
+  std::map<std::string, std::vector<Slice>> tensors;
 };
 
 // Reads the manifest and the headers, but not the tensors' bytes, and checks them against each other. THROWS
@@ -64,16 +52,16 @@ std::string read_headers(const std::filesystem::path& checkpoint, const StoredMa
 Contents contents_of(const std::filesystem::path& checkpoint, StoredManifest stored,
                      const std::vector<std::string>& headers);
 
-// Reads one box in pieces from `file`, the open file that holds it. THROWS Error(checkpoint) if its bytes do not have
-// the manifest's checksum.
-void read_box(const InputFile& file, const StoredSlice& stored, const SafetensorsPiece& piece);
-// THROWS Error(checkpoint) unless `crc` is the checksum of the box.
-void check_box(const InputFile& file, const StoredSlice& stored, uint32_t crc);
+// Reads a slice of a checkpoint in pieces from `file`, the open file that holds it. THROWS Error(checkpoint) if its
+// bytes do not have the manifest's checksum.
+void read_slice(const InputFile& file, const Slice& slice, const SafetensorsPiece& piece);
+// THROWS Error(checkpoint) unless `crc` is the checksum of the slice.
+void check_slice(const InputFile& file, const Slice& slice, uint32_t crc);
 
 // Loads the manifest and checks that every file it lists is there and has its size. THROWS as read_contents.
 StoredManifest read_manifest_and_sizes(const std::filesystem::path& checkpoint);
 
-// Returns the number of the tensor's elements that lie both in the checkpoint and in `wanted`.
-int64_t covered_elements(const StoredTensor& tensor, const Box& wanted);
+// Returns the number of elements of `wanted` that a tensor's slices hold.
+int64_t covered_elements(const std::vector<Slice>& slices, const Box& wanted);
 
 }  // namespace gptrain::checkpoint

@@ -107,10 +107,10 @@ HfFiles::HfFiles(const fs::path& folder) {
 void HfFiles::add(const fs::path& path) {
   const InputFile file(path);
   files_.push_back(path);
-  for (SafetensorsEntry& entry : read_safetensors_header(file).entries) {
-    const std::string name = entry.tensor.name;
+  for (SafetensorsTensor& tensor : read_safetensors_header(file).tensors) {
+    const std::string name = tensor.name;
     if (name.empty()) refuse_file(path, "a tensor has no name");
-    const auto [location, is_new] = tensors_.try_emplace(name, Location{files_.size() - 1, std::move(entry)});
+    const auto [location, is_new] = tensors_.try_emplace(name, Location{files_.size() - 1, std::move(tensor)});
     if (!is_new)
       refuse_file(path, "it holds tensor \"{}\", which {} holds as well", name,
                   files_[location->second.file].filename().string());
@@ -119,20 +119,20 @@ void HfFiles::add(const fs::path& path) {
 
 int64_t HfFiles::bytes() const {
   int64_t sum = 0;
-  for (const auto& [name, location] : tensors_) sum += location.entry.bytes;
+  for (const auto& [name, location] : tensors_) sum += location.tensor.bytes;
   return sum;
 }
 
 std::vector<float> HfFiles::read(const std::string& name) const {
   const Location& location = tensors_.at(name);
-  const DType dtype = location.entry.tensor.dtype;
+  const DType dtype = location.tensor.dtype;
   const InputFile file(files_[location.file]);
   if (dtype != DType::f32 && dtype != DType::f16 && dtype != DType::bf16) {
     throw Error(ExitCode::checkpoint, "{}: tensor \"{}\" is {}; F32, F16 and BF16 are read", file.path().string(),
                 printable(name), dtype_name(dtype));
   }
   std::vector<float> values;
-  values.reserve(location.entry.bytes / dtype_bytes(dtype));
+  values.reserve(location.tensor.bytes / dtype_bytes(dtype));
   const auto append = [&]<typename Value>(const Value* from, int64_t bytes) {
     for (const Value* at = from; at < from + bytes / static_cast<int64_t>(sizeof(Value)); ++at) {
       values.push_back(to_float(*at));
@@ -140,11 +140,12 @@ std::vector<float> HfFiles::read(const std::string& name) const {
         refuse_file(file.path(), "tensor \"{}\" holds values that are not finite", name);
     }
   };
-  stream_tensor(file, location.entry, [&](const std::byte* data, int64_t, int64_t bytes) {
-    if (dtype == DType::f32) return append(reinterpret_cast<const float*>(data), bytes);
-    if (dtype == DType::f16) return append(reinterpret_cast<const f16*>(data), bytes);
-    append(reinterpret_cast<const bf16*>(data), bytes);
-  });
+  stream_tensor(file, location.tensor.offset, location.tensor.bytes,
+                [&](const std::byte* data, int64_t, int64_t bytes) {
+                  if (dtype == DType::f32) return append(reinterpret_cast<const float*>(data), bytes);
+                  if (dtype == DType::f16) return append(reinterpret_cast<const f16*>(data), bytes);
+                  append(reinterpret_cast<const bf16*>(data), bytes);
+                });
   return values;
 }
 

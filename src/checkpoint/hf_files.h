@@ -20,7 +20,7 @@ class HfFiles {
 
   struct Location {
     size_t file;
-    SafetensorsEntry entry;
+    SafetensorsTensor tensor;
   };
   const std::map<std::string, Location>& tensors() const { return tensors_; }
   int64_t bytes() const;  // sum over all tensors

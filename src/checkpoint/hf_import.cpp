@@ -130,7 +130,7 @@ void check_tensors(const std::vector<HfTensor>& tensors, const HfFiles& files, c
     const auto found = files.tensors().find(tensor.name);
     if (found == files.tensors().end()) {
       faults.push_back(fmt::format("\"{}\" is missing", tensor.name));
-    } else if (const SafetensorsTensor& stored = found->second.entry.tensor; stored.shape != tensor.shape) {
+    } else if (const SafetensorsTensor& stored = found->second.tensor; stored.shape != tensor.shape) {
       faults.push_back(fmt::format("\"{}\" of {} has shape {}, its config asks for {}", tensor.name,
                                    files.file_of(tensor.name).filename().string(), format_shape(stored.shape),
                                    format_shape(tensor.shape)));
@@ -160,8 +160,7 @@ void require_tied_head(const std::vector<HfTensor>& tensors, const HfFiles& file
   if (!model.tied_head || !files.tensors().contains(head)) return;
   const auto table = std::find_if(tensors.begin(), tensors.end(),
                                   [](const HfTensor& tensor) { return tensor.source == "embedding.token"; });
-  if (files.tensors().at(head).entry.tensor.shape == table->shape && files.read(head) == files.read(table->name))
-    return;
+  if (files.tensors().at(head).tensor.shape == table->shape && files.read(head) == files.read(table->name)) return;
   throw Error(ExitCode::checkpoint,
               "{} cannot be imported: it ties the head to \"{}\" (tie_word_embeddings is true, given or by default), "
               "but \"{}\" of {} differs from that; set it to false in config.json to import both",
@@ -246,8 +245,7 @@ HfImport import_hf(const fs::path& folder, const fs::path& out, const std::strin
   ZeroMemory zeros(progressed);
   std::vector<Slice> slices;
   const auto add = [&](std::string name, const std::vector<int64_t>& shape, SliceMemory* memory) {
-    slices.push_back(
-        {std::move(name), shape, std::vector<int64_t>(shape.size(), 0), shape, nullptr, memory, DType::f32});
+    slices.push_back({.name = std::move(name), .global_shape = shape, .box = whole_box(shape), .memory = memory});
   };
   size_t next = 0;
   for (const TensorSpec& tensor : make_spec(config.model).tensors) {

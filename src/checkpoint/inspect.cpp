@@ -52,10 +52,11 @@ std::string inspect_checkpoint(const std::filesystem::path& checkpoint) {
   int64_t parameters = 0;
   size_t name_width = std::string_view("tensor").size();
   size_t shape_width = std::string_view("shape").size();
-  for (const auto& [name, tensor] : contents.tensors) {
-    if (name.starts_with(weight_prefix)) parameters += *num_elements(tensor.global_shape);
+  for (const auto& [name, slices] : contents.tensors) {
+    const std::vector<int64_t>& shape = slices.front().global_shape;
+    if (name.starts_with(weight_prefix)) parameters += *num_elements(shape);
     name_width = std::max(name_width, printable(name).size());
-    shape_width = std::max(shape_width, printable(format_shape(tensor.global_shape)).size());
+    shape_width = std::max(shape_width, printable(format_shape(shape)).size());
   }
   std::string text;
   append(text, "checkpoint   {}\n", one_line(checkpoint.native()));
@@ -83,9 +84,10 @@ std::string inspect_checkpoint(const std::filesystem::path& checkpoint) {
     append(text, "file         {}, {}\n", printable(file.name), format_bytes(static_cast<double>(file.bytes)));
   }
   append(text, "\n{:<{}}  {:<{}}  dtype  slices\n", "tensor", name_width, "shape", shape_width);
-  for (const auto& [name, tensor] : contents.tensors) {
+  for (const auto& [name, slices] : contents.tensors) {
     append(text, "{:<{}}  {:<{}}  {:<5}  {}\n", printable(name), name_width,
-           printable(format_shape(tensor.global_shape)), shape_width, dtype_name(tensor.dtype), tensor.boxes.size());
+           printable(format_shape(slices.front().global_shape)), shape_width, dtype_name(slices.front().dtype),
+           slices.size());
   }
   return text;
 }

@@ -87,8 +87,9 @@ std::optional<Expected> expected(std::string_view kind, size_t number, const Wan
 }
 
 // Returns the fault of a tensor of the checkpoint; empty if there is none.
-std::string difference_from_spec(const std::string& stored, const StoredTensor& tensor, const WantedTensors& model,
-                                 const StepConfig& config) {
+std::string difference_from_spec(const std::string& stored, const std::vector<Slice>& slices,
+                                 const WantedTensors& model, const StepConfig& config) {
+  const Slice& tensor = slices.front();
   const StoredName name = split_name(stored);
   const auto found = model.numbers.find(name.name);
   const std::string shown = printable(stored);
@@ -103,7 +104,7 @@ std::string difference_from_spec(const std::string& stored, const StoredTensor& 
     return fmt::format("tensor \"{}\" is {}, the model's is {}", shown, dtype_name(tensor.dtype),
                        dtype_name(wanted->dtype));
   }
-  const int64_t covered = covered_elements(tensor, {std::vector<int64_t>(wanted->shape.size(), 0), wanted->shape});
+  const int64_t covered = covered_elements(slices, whole_box(wanted->shape));
   if (covered == element_count(wanted->shape)) return "";
   return fmt::format("tensor \"{}\" has only {} of its {} elements", shown, covered, element_count(wanted->shape));
 }
@@ -122,8 +123,8 @@ RunConfig saved_config(const fs::path& checkpoint, const Manifest& manifest) {
 void check_model(const Contents& contents, const StepConfig& config) {
   const WantedTensors model(config, contents.stored.manifest.world_size);
   std::vector<std::string> differences;
-  for (const auto& [name, tensor] : contents.tensors) {
-    if (std::string found = difference_from_spec(name, tensor, model, config); !found.empty())
+  for (const auto& [name, slices] : contents.tensors) {
+    if (std::string found = difference_from_spec(name, slices, model, config); !found.empty())
       differences.push_back(std::move(found));
   }
   for (const TensorSpec& tensor : model.spec.tensors) {

@@ -120,26 +120,26 @@ int64_t whole_number(const json& value, const std::string& name, const char* wha
   return value.get<int64_t>();
 }
 
-SafetensorsEntry parse_entry(const std::string& name, const json& value) {
+SafetensorsTensor parse_tensor(const std::string& name, const json& value) {
   if (!value.is_object() || value.size() != 3 || !value.contains("dtype") || !value.contains("shape") ||
       !value.contains("data_offsets") || !value["dtype"].is_string() || !value["shape"].is_array() ||
       !value["data_offsets"].is_array() || value["data_offsets"].size() != 2) {
     fault("tensor \"{}\" is not described by a dtype, a shape and two data_offsets", name);
   }
-  SafetensorsEntry entry;
-  entry.tensor.name = name;
+  SafetensorsTensor tensor;
+  tensor.name = name;
   const auto dtype = parse_dtype(value["dtype"].get<std::string>());
   if (!dtype) fault("tensor \"{}\" has dtype {}, which is not supported", name, json_text(value["dtype"]));
-  entry.tensor.dtype = *dtype;
-  for (const json& dim : value["shape"]) entry.tensor.shape.push_back(whole_number(dim, name, "its shape"));
-  entry.offset = whole_number(value["data_offsets"][0], name, "data_offsets");
-  entry.bytes = whole_number(value["data_offsets"][1], name, "data_offsets") - entry.offset;
-  const auto needed = tensor_bytes(entry.tensor);
-  if (!needed || entry.bytes != *needed) {
-    fault("tensor \"{}\" has {} bytes of data, but {} of {}", name, entry.bytes, format_dtype(entry.tensor.dtype),
-          format_shape(entry.tensor.shape));
+  tensor.dtype = *dtype;
+  for (const json& dim : value["shape"]) tensor.shape.push_back(whole_number(dim, name, "its shape"));
+  tensor.offset = whole_number(value["data_offsets"][0], name, "data_offsets");
+  tensor.bytes = whole_number(value["data_offsets"][1], name, "data_offsets") - tensor.offset;
+  const auto needed = tensor_bytes(tensor);
+  if (!needed || tensor.bytes != *needed) {
+    fault("tensor \"{}\" has {} bytes of data, but {} of {}", name, tensor.bytes, format_dtype(tensor.dtype),
+          format_shape(tensor.shape));
   }
-  return entry;
+  return tensor;
 }
 
 SafetensorsMetadata parse_metadata(const json& value) {
@@ -177,23 +177,23 @@ SafetensorsHeader parse_whole_header(std::string_view bytes, int64_t file_bytes)
     if (name == metadata_key) {
       header.metadata = parse_metadata(value);
     } else {
-      header.entries.push_back(parse_entry(name, value));
+      header.tensors.push_back(parse_tensor(name, value));
     }
   }
-  std::sort(header.entries.begin(), header.entries.end(),
+  std::sort(header.tensors.begin(), header.tensors.end(),
             [](const auto& a, const auto& b) { return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes); });
   const auto data_begin = static_cast<int64_t>(bytes.size());
   int64_t end = 0;
-  for (SafetensorsEntry& entry : header.entries) {
-    if (entry.offset != end) {
-      fault("tensor \"{}\" begins at byte {} of the data, where {} was due", entry.tensor.name, entry.offset, end);
+  for (SafetensorsTensor& tensor : header.tensors) {
+    if (tensor.offset != end) {
+      fault("tensor \"{}\" begins at byte {} of the data, where {} was due", tensor.name, tensor.offset, end);
     }
-    // Cannot overflow: an entry that went beyond the file would be found here, before the next is added.
-    if (entry.bytes > file_bytes - data_begin - end) {
-      fault("tensor \"{}\" goes beyond the end of the file, which has {} bytes", entry.tensor.name, file_bytes);
+    // Cannot overflow: a tensor that went beyond the file would be found here, before the next is added.
+    if (tensor.bytes > file_bytes - data_begin - end) {
+      fault("tensor \"{}\" goes beyond the end of the file, which has {} bytes", tensor.name, file_bytes);
     }
-    end += entry.bytes;
-    entry.offset += data_begin;
+    end += tensor.bytes;
+    tensor.offset += data_begin;
   }
   if (data_begin + end != file_bytes) {
     fault("it has {} bytes, but its header describes {}", file_bytes, data_begin + end);
@@ -274,12 +274,12 @@ SafetensorsHeader read_safetensors_header(const InputFile& file) {
   return parse_safetensors_header(read_safetensors_header_bytes(file), file.path(), file.bytes());
 }
 
-uint32_t stream_tensor(const InputFile& file, const SafetensorsEntry& entry, const SafetensorsPiece& piece) {
-  std::vector<std::byte> buffer(std::min(entry.bytes, read_bytes));
+uint32_t stream_tensor(const InputFile& file, int64_t offset, int64_t bytes, const SafetensorsPiece& piece) {
+  std::vector<std::byte> buffer(std::min(bytes, read_bytes));
   uint32_t crc = 0;
-  for (int64_t at = 0; at < entry.bytes; at += read_bytes) {
-    const int64_t n = std::min(read_bytes, entry.bytes - at);
-    file.read(entry.offset + at, buffer.data(), n);
+  for (int64_t at = 0; at < bytes; at += read_bytes) {
+    const int64_t n = std::min(read_bytes, bytes - at);
+    file.read(offset + at, buffer.data(), n);
     crc = crc32c(buffer.data(), n, crc);
     piece(buffer.data(), at, n);
   }

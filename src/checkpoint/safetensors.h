@@ -21,6 +21,9 @@ struct SafetensorsTensor {
   std::string name;
   DType dtype = DType::f32;
   std::vector<int64_t> shape;
+  // Range of the data in the file, as read_safetensors_header finds it. SafetensorsWriter does not use it.
+  int64_t offset = 0;
+  int64_t bytes = 0;
 };
 
 // The header's "__metadata__": texts by key.
@@ -52,14 +55,8 @@ class SafetensorsWriter {
 // Returns the size of the file that a SafetensorsWriter writes.
 int64_t safetensors_file_bytes(const std::vector<SafetensorsTensor>& tensors, const SafetensorsMetadata& metadata);
 
-struct SafetensorsEntry {
-  SafetensorsTensor tensor;
-  int64_t offset = 0;  // offset of the first byte in the file
-  int64_t bytes = 0;
-};
-
 struct SafetensorsHeader {
-  std::vector<SafetensorsEntry> entries;  // sorted by offset
+  std::vector<SafetensorsTensor> tensors;  // sorted by offset
   SafetensorsMetadata metadata;
   uint32_t crc32c = 0;  // checksum of all bytes before the first tensor
 };
@@ -82,8 +79,8 @@ size_t safetensors_header_bytes(std::string_view headers);
 // at byte `offset` of the tensor. Pieces come in order, without gaps, and end at multiples of 8 or at the tensor's end.
 using SafetensorsPiece = std::function<void(const std::byte* data, int64_t offset, int64_t bytes)>;
 
-// Reads one tensor in pieces and returns the CRC-32C of its bytes. THROWS Error(checkpoint) if a read fails, and
-// whatever `piece` throws.
-uint32_t stream_tensor(const InputFile& file, const SafetensorsEntry& entry, const SafetensorsPiece& piece);
+// Reads a tensor of `bytes` bytes, from byte `offset` of the file on, in pieces. Returns the CRC-32C of its bytes.
+// THROWS Error(checkpoint) if a read fails, and whatever `piece` throws.
+uint32_t stream_tensor(const InputFile& file, int64_t offset, int64_t bytes, const SafetensorsPiece& piece);
 
 }  // namespace gptrain::checkpoint

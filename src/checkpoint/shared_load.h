@@ -1,4 +1,4 @@
-// Loading by ranks that hold the same parameters: one of them reads a box that several need, and sends it to the
+// Loading by ranks that hold the same parameters: one of them reads a slice that several need, and sends it to the
 // others. So files are not read once for each data rank.
 #pragma once
 
@@ -19,7 +19,7 @@ struct SharedLoad {
 };
 
 // Carries out the transfers of every rank of `group` (null: there is one rank). Collective. REQUIRES: all transfers are
-// of the same checkpoint. One of the ranks that need a box reads it and checks its checksum, so that all read about
+// of the same checkpoint. One of the ranks that need a slice reads it and checks its checksum, so that all read about
 // equally much, and sends it to the others in pieces, at most some 24 MiB at a time. THROWS Error(device) like every
 // collective.
 SharedLoad load_shared(const Contents& contents, std::vector<SliceTransfer> transfers, Communicator* group);

@@ -32,22 +32,21 @@ std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& co
       throw Error(ExitCode::checkpoint, "{} holds no tensor \"{}\": it was saved by another model",
                   contents.checkpoint.string(), slice.name);
     }
-    if (tensor->second.global_shape != slice.global_shape) {
+    const Slice& stored = tensor->second.front();
+    if (stored.global_shape != slice.global_shape) {
       throw Error(ExitCode::checkpoint, "tensor \"{}\" has shape {} in {}, but {} in this model", slice.name,
-                  format_shape(tensor->second.global_shape), contents.checkpoint.string(),
-                  format_shape(slice.global_shape));
+                  format_shape(stored.global_shape), contents.checkpoint.string(), format_shape(slice.global_shape));
     }
-    if (tensor->second.dtype != slice.dtype && slice.dtype != DType::f32 && !slice.rounds) {
+    if (stored.dtype != slice.dtype && slice.dtype != DType::f32 && !slice.rounds) {
       throw Error(ExitCode::checkpoint, "tensor \"{}\" is {} in {}, but {} in this run, which would round it",
-                  slice.name, dtype_name(tensor->second.dtype), contents.checkpoint.string(), dtype_name(slice.dtype));
+                  slice.name, dtype_name(stored.dtype), contents.checkpoint.string(), dtype_name(slice.dtype));
     }
-    const Box box{slice.offset, slice.shape};
-    if (!is_inside(box, slice.global_shape)) {
+    if (!is_inside(slice.box, slice.global_shape)) {
       throw Error(ExitCode::checkpoint, "a slice asked of tensor \"{}\" does not lie in its shape {}", slice.name,
                   format_shape(slice.global_shape));
     }
-    const int64_t elements = *num_elements(slice.shape);
-    const int64_t covered = covered_elements(tensor->second, box);
+    const int64_t elements = slice.box.count();
+    const int64_t covered = covered_elements(tensor->second, slice.box);
     if (covered != elements) {
       throw Error(ExitCode::checkpoint, "{} holds only {} of the {} elements asked of tensor \"{}\"",
                   contents.checkpoint.string(), covered, elements, slice.name);
@@ -59,7 +58,7 @@ std::map<std::string, std::vector<const Slice*>> match_slices(const Contents& co
 
 // Sorts by file and by offset in the file.
 void sort_by_offset(std::vector<SliceTransfer>& transfers) {
-  const auto file_and_offset = [](const SliceTransfer& t) { return std::pair(t.stored->file, t.stored->entry.offset); };
+  const auto file_and_offset = [](const SliceTransfer& t) { return std::pair(t.stored->file, t.stored->file_offset); };
   std::sort(transfers.begin(), transfers.end(),
             [&](const auto& a, const auto& b) { return file_and_offset(a) < file_and_offset(b); });
 }
@@ -69,10 +68,10 @@ void sort_by_offset(std::vector<SliceTransfer>& transfers) {
 std::vector<SliceTransfer> slice_transfers(const Contents& contents, const std::vector<Slice>& slices) {
   std::vector<SliceTransfer> transfers;
   for (const auto& [name, targets] : match_slices(contents, slices)) {
-    for (const StoredSlice& stored : contents.tensors.at(name).boxes) {
+    for (const Slice& stored : contents.tensors.at(name)) {
       SliceTransfer transfer{&stored, {}};
       for (const Slice* target : targets) {
-        BoxCopy copy(stored.box, {target->offset, target->shape}, target->dtype, target->data, target->memory);
+        BoxCopy copy(stored.box, target->box, target->dtype, target->data, target->memory);
         if (copy.pending()) transfer.copies.push_back(std::move(copy));
       }
       if (!transfer.copies.empty()) transfers.push_back(std::move(transfer));
@@ -83,7 +82,7 @@ std::vector<SliceTransfer> slice_transfers(const Contents& contents, const std::
 }
 
 void SliceTransfer::feed(const std::byte* data, int64_t offset, int64_t bytes) {
-  const DType dtype = stored->entry.tensor.dtype;
+  const DType dtype = stored->dtype;
   const int64_t first = offset / dtype_bytes(dtype);
   const int64_t count = bytes / dtype_bytes(dtype);
   num_not_finite += count_not_finite(data, count, dtype);
@@ -113,19 +112,19 @@ void require_finite(const Contents& contents, const SliceTransfer& transfer) {
               "{} holds a state that has diverged: {} of tensor \"{}\" are not finite (`gptrain checkpoint verify "
               "--deep` lists all)",
               contents.checkpoint.string(), format_counted(transfer.num_not_finite, "number"),
-              printable(transfer.stored->entry.tensor.name));
+              printable(transfer.stored->name));
 }
 
 void run_transfers(const Contents& contents, std::vector<SliceTransfer> transfers, NotFinite not_finite) {
   sort_by_offset(transfers);
   std::optional<InputFile> file;
   for (size_t i = 0; i < transfers.size(); ++i) {
-    const StoredSlice& stored = *transfers[i].stored;
+    const Slice& stored = *transfers[i].stored;
     if (i == 0 || stored.file != transfers[i - 1].stored->file) {
       file.emplace(contents.checkpoint / contents.stored.files[stored.file].name);
     }
-    read_box(*file, stored,
-             [&](const std::byte* data, int64_t offset, int64_t bytes) { transfers[i].feed(data, offset, bytes); });
+    read_slice(*file, stored,
+               [&](const std::byte* data, int64_t offset, int64_t bytes) { transfers[i].feed(data, offset, bytes); });
     if (not_finite == NotFinite::refused) require_finite(contents, transfers[i]);
   }
 }

@@ -1,4 +1,4 @@
-// Transfers from the boxes of a checkpoint to slices.
+// Transfers from the slices of a checkpoint to those of a rank.
 #pragma once
 
 #include <cstddef>
@@ -10,26 +10,26 @@
 
 namespace gptrain::inline checkpoint {
 
-// A box of the checkpoint, and the parts of slices that its elements fill.
+// A slice of the checkpoint, and the parts of a rank's slices that its elements fill.
 struct SliceTransfer {
-  const StoredSlice* stored;
+  const Slice* stored;
   std::vector<BoxCopy> copies;
   int64_t num_not_finite = 0;  // numbers taken that are NaN or infinite
 
-  // Takes `bytes` bytes of the box from its byte `offset` on. REQUIRES: called in order and without gaps.
+  // Takes `bytes` bytes of `stored` from its byte `offset` on. REQUIRES: called in order and without gaps.
   void feed(const std::byte* data, int64_t offset, int64_t bytes);
 };
 
-// Returns the transfers that fill the slices, in the order of the boxes on the disk. Borrows the contents. THROWS
-// Error(checkpoint) like load_slices if the checkpoint cannot fill them.
+// Returns the transfers that fill a rank's slices, in the order of the checkpoint's slices on the disk. Borrows the
+// contents. THROWS Error(checkpoint) like load_slices if the checkpoint cannot fill them.
 std::vector<SliceTransfer> slice_transfers(const Contents& contents, const std::vector<Slice>& slices);
 
-// THROWS Error(diverged) if a number of the transfer's box is not finite. Call it once the box is read and its checksum
-// compared.
+// THROWS Error(diverged) if a number of the transfer's slice is not finite. Call it once the slice is read and its
+// checksum compared.
 void require_finite(const Contents& contents, const SliceTransfer& transfer);
 
-// Fills the slices: reads each box once and compares its checksum. THROWS Error(checkpoint), or as require_finite does
-// where numbers that are not finite are not `allowed`.
+// Fills a rank's slices: reads each slice of the checkpoint once and compares its checksum. THROWS Error(checkpoint),
+// or as require_finite does where numbers that are not finite are not `allowed`.
 void run_transfers(const Contents& contents, std::vector<SliceTransfer> transfers,
                    NotFinite not_finite = NotFinite::refused);
 

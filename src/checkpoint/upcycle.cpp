@@ -56,7 +56,7 @@ class MadeTensor : public SliceMemory {
 class CopiedTensor final : public MadeTensor {
  public:
   CopiedTensor(const Contents& contents, const std::string& name)
-      : MadeTensor(contents.tensors.at(name).dtype), contents_(contents), name_(name) {}
+      : MadeTensor(contents.tensors.at(name).front().dtype), contents_(contents), name_(name) {}
 
  private:
   std::vector<float> make() const override { return load_tensor(contents_, name_, NotFinite::refused); }
@@ -151,9 +151,11 @@ Upcycled upcycle_checkpoint(const fs::path& checkpoint, const std::string& moe, 
       tensors.push_back(
           std::make_unique<CopiedTensor>(contents, fmt::format("{}{}", weight_prefix, source_of(tensor))));
     }
-    slices.push_back({fmt::format("{}{}", weight_prefix, tensor.name), tensor.shape,
-                      std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, nullptr, tensors.back().get(),
-                      tensors.back()->dtype()});
+    slices.push_back({.name = fmt::format("{}{}", weight_prefix, tensor.name),
+                      .global_shape = tensor.shape,
+                      .box = whole_box(tensor.shape),
+                      .memory = tensors.back().get(),
+                      .dtype = tensors.back()->dtype()});
   }
   Manifest manifest;
   manifest.seed = config.run.seed;

@@ -22,7 +22,8 @@ class CommRules : Rules {
       refuse(fmt::format("compresses nothing, as its start_step is not less than run.steps = {}", config_.run.steps));
     if (sound({"precision.compute"}) && precision.scales_loss())
       refuse(
-          "cannot be combined with precision.compute = \"fp16\": kept errors would be multiplied by an old loss scale");
+          "cannot be combined with precision.compute = \"fp16\": error feedback would add errors with an old loss "
+          "scale");
     if (sound({"precision.reduce"}) && precision.reduce != DType::f32)
       refuse("needs precision.reduce = \"fp32\": gradients that are not coded are summed in fp32");
     if (sound({"precision.gradients"}) && precision.gradients != DType::f32)

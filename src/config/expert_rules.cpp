@@ -76,7 +76,7 @@ class ExpertRules : Rules {
           place != StatePlace::none && data_ranks() == 1 && ranks_of_stage() > parallel.expert * parallel.expert_tensor,
           "must be \"none\" with one data rank but several ranks that have the same experts", "\"none\"");
     refuse("comm.compression", config_.comm.compression.is_on(),
-           "must be {}: errors of gradients are kept for data ranks only", "{}");
+           "must be {}: error feedback works between data ranks only", "{}");
   }
 };
 

@@ -35,7 +35,7 @@ class MemoryRules : Rules {
     const RecomputeKind recompute = config_.memory.recompute;
     if (sound({"memory.recompute"}) && (recompute == RecomputeKind::selective || recompute == RecomputeKind::ffn))
       fault("memory.saved_inputs",
-            fmt::format("cannot be combined with memory.recompute = \"{}\", which runs a norm again from an input that "
+            fmt::format("cannot be combined with memory.recompute = \"{}\", which recomputes a norm from an input that "
                         "must be exact",
                         recompute == RecomputeKind::ffn ? "ffn" : "selective"),
             "16");

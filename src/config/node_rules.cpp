@@ -6,9 +6,9 @@
 namespace gptrain::inline config {
 namespace {
 
-// Optimizers whose sums over tensors count each element once, also with copies on several nodes.
-constexpr std::array copied_optimizers = {OptimizerKind::adamw, OptimizerKind::adamw_8bit, OptimizerKind::lion,
-                                          OptimizerKind::sgd};
+// Optimizers whose sums over tensors count each element once, also with replicas of the state on nodes.
+constexpr std::array replicated_optimizers = {OptimizerKind::adamw, OptimizerKind::adamw_8bit, OptimizerKind::lion,
+                                              OptimizerKind::sgd};
 
 // Rules of comm.hierarchy, comm.ranks_per_node and parallel.zero_node_copy.
 class NodeRules : Rules {
@@ -18,17 +18,17 @@ class NodeRules : Rules {
   void run() {
     if (!sound({"comm.hierarchy", "comm.ranks_per_node", copy_path, "parallel.zero"})) return;
     const CommConfig& comm = config_.comm;
-    const bool copies = config_.parallel.zero_node_copy;
-    if (comm.ranks_per_node > 0 && comm.hierarchy == CommHierarchy::flat && !copies)
+    const bool has_node_replicas = config_.parallel.zero_node_copy;
+    if (comm.ranks_per_node > 0 && comm.hierarchy == CommHierarchy::flat && !has_node_replicas)
       fault("comm.ranks_per_node", "has no effect with comm.hierarchy = \"flat\"", "0");
     if (comm.hierarchy == CommHierarchy::node) {
-      if (copies)
+      if (has_node_replicas)
         fault("comm.hierarchy", "has no effect with parallel.zero_node_copy, which sums by node already", "\"auto\"");
       if (sound({"parallel.local_steps"}) && config_.parallel.local_steps.is_on())
-        fault("comm.hierarchy", "must be \"auto\" or \"flat\" with parallel.local_steps, whose islands sum apart",
-              "\"auto\"");
+        fault("comm.hierarchy",
+              "must be \"auto\" or \"flat\" with parallel.local_steps, whose islands sum by themselves", "\"auto\"");
     }
-    if (copies && config_.parallel.zero > 0) check_copies();
+    if (has_node_replicas && config_.parallel.zero > 0) check_node_replicas();
   }
 
  private:
@@ -38,8 +38,8 @@ class NodeRules : Rules {
     if (sound({path}) && fails) fault(path, rule + " with parallel.zero_node_copy", nearest);
   }
 
-  void check_copies() {
-    const auto& allowed = copied_optimizers;
+  void check_node_replicas() {
+    const auto& allowed = replicated_optimizers;
     const bool is_allowed = std::find(allowed.begin(), allowed.end(), config_.optimizer.type) != allowed.end();
     refuse("optimizer.type", !is_allowed, "must be adamw, adamw-8bit, lion or sgd", "\"adamw\"");
     refuse("precision.reduce", config_.precision.reduce != DType::f32, "must be \"fp32\"", "\"fp32\"");

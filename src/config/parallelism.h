@@ -47,12 +47,12 @@ struct ParameterFlow {
 };
 
 // Returns the flow under a ZeRO stage. `asked`: residency of the weights if the stage does not cut them.
-// `updates_apart`: updates write weights in other memory than the ops read.
+// `separate_updated_weights`: updates write weights in other memory than the ops read.
 constexpr ParameterFlow parameter_flow(int64_t zero, Residency asked = Residency::resident,
-                                       bool updates_apart = false) {
+                                       bool separate_updated_weights = false) {
   const Residency weights = cuts_weights(zero) && asked == Residency::resident ? Residency::pieces : asked;
   return {.weights = weights,
-          .weights_return = (cuts_state(zero) || updates_apart) && weights == Residency::resident,
+          .weights_return = (cuts_state(zero) || separate_updated_weights) && weights == Residency::resident,
           .sums_each_pass = cuts_gradients(zero)};
 }
 

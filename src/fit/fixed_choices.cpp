@@ -76,9 +76,9 @@ UnitChoices fixed_units(const RunConfig& config) {
   if (config.memory.offload == offload::hidden) throw std::logic_error("offload = hidden needs a number of blocks");
   if (kind == RecomputeKind::none) return with_offloaded(config, std::move(choices), config.memory.offload);
   const int64_t interval = kind == RecomputeKind::every_nth ? config.memory.recompute_interval : 1;
-  const bool keeps_part = kind == RecomputeKind::selective || kind == RecomputeKind::ffn;
+  const bool saves_part = kind == RecomputeKind::selective || kind == RecomputeKind::ffn;
   for (int64_t layer = 0; layer < config.model.num_layers; layer += interval)
-    choices[static_cast<size_t>(layer) + 1] = {keeps_part, static_cast<int32_t>(layer) + 1};
+    choices[static_cast<size_t>(layer) + 1] = {saves_part, static_cast<int32_t>(layer) + 1};
   return with_offloaded(config, std::move(choices), config.memory.offload);
 }
 
@@ -87,7 +87,7 @@ LayerChoices layer_choices(const MemoryConfig& memory, const Target& target) {
           .code_bits = memory.activation_bits < 16 ? static_cast<int>(memory.activation_bits) : 0,
           .input_codec = memory.saved_inputs == 8 ? Codec::blocks : Codec::plain,
           .projection = memory.linear_projection,
-          .kept_part = memory.recompute == RecomputeKind::ffn ? KeptPart::attention : KeptPart::products};
+          .saved_part = memory.recompute == RecomputeKind::ffn ? KeptPart::attention : KeptPart::products};
 }
 
 StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitChoices units) {

@@ -131,7 +131,7 @@ void add_ops(OpTable& sum, const OpTable& of_rank, int64_t num_ranks) {
 }
 
 // Adds the plan of a kind to the world's. `first_position`: position of the stage's tensor rank 0 in vectors by kind.
-void add_kind(WorldPlan& world, const KindPlan& kind, int64_t first_position, int64_t ranks_alike) {
+void add_kind(WorldPlan& world, const KindPlan& kind, int64_t first_position, int64_t equal_ranks) {
   const StepPlan& plan = kind.plan;
   const StepMemory& memory = plan.memory();
   const int64_t bytes = memory.arenas.total();
@@ -152,7 +152,7 @@ void add_kind(WorldPlan& world, const KindPlan& kind, int64_t first_position, in
     world.largest_rank = kind.rank;
     world.largest = memory;
   }
-  add_ops(world.ops, plan.ops, std::ssize(kind.ranks) * ranks_alike);
+  add_ops(world.ops, plan.ops, std::ssize(kind.ranks) * equal_ranks);
   if (kind.rank != 0) return;
   world.spec = *plan.design->spec;
   world.traffic = plan.traffic;
@@ -181,7 +181,7 @@ struct LayerFacts {
   FfnKind ffn;
   AttentionPattern attention;
   bool rotates = false;
-  bool keeps_part = false;
+  bool saves_part = false;
   bool is_recomputed = false;
 
   bool operator==(const LayerFacts&) const = default;
@@ -208,7 +208,7 @@ std::vector<int64_t> stages_of_peak(const RunConfig& config) {
       layers[stages.stage_of_chunk(chunk)].push_back({.ffn = model.ffn(unit - 1),
                                                       .attention = model.attention(unit - 1),
                                                       .rotates = model.rotates(unit - 1),
-                                                      .keeps_part = choices[unit].keeps_part,
+                                                      .saves_part = choices[unit].saves_part,
                                                       .is_recomputed = choices[unit].recompute_from >= 0});
   }
   std::vector<int64_t> found;
@@ -233,13 +233,13 @@ WorldPlan plan_world(const PlanCase& run, const std::function<void(int64_t, Step
   const Mesh mesh = make_mesh(run.config, run.world_size);
   const int64_t tensor_size = mesh.size(MeshAxis::tensor);
   const int64_t num_stages = mesh.size(MeshAxis::pipeline);
-  const int64_t ranks_alike = mesh.num_alike();
+  const int64_t equal_ranks = mesh.num_data_context_ranks();
   WorldPlan world;
   world.written_bytes.resize(num_stages * tensor_size);
   world.on_host.resize(num_stages * tensor_size);
   for_each_stage(run, mesh, all_stages(num_stages), no_limit, [&](int64_t stage, PlannedStage planned) {
     world.choices.push_back(std::move(planned.choices));
-    for (KindPlan& kind : planned.kinds) add_kind(world, kind, stage * tensor_size, ranks_alike);
+    for (KindPlan& kind : planned.kinds) add_kind(world, kind, stage * tensor_size, equal_ranks);
     if (of_rank)
       for (KindPlan& kind : planned.kinds) of_rank(kind.rank, std::move(kind.plan));
   });
@@ -259,7 +259,8 @@ HostMemoryUse fullest_host(const std::vector<MemoryPlan::ByClass>& on_host, cons
     const MeshPoint at = mesh.coordinates(rank);
     const int64_t kind = at[MeshAxis::pipeline] * mesh.size(MeshAxis::tensor) + at[MeshAxis::tensor];
     MemoryPlan::ByClass bytes = on_host[kind];
-    if (!mesh.is_first_alike(rank)) bytes[MemoryClass::samples] = 0;  // the first of the ranks alike writes texts
+    if (!mesh.is_first_data_context_rank(rank))
+      bytes[MemoryClass::samples] = 0;  // the first of equal ranks writes texts
     nodes[node_of_rank[rank]].add(bytes);
   }
   HostMemoryUse fullest;

@@ -67,7 +67,7 @@ size_t HashOfChoices::operator()(const UnitChoices& choices) const {
   uint64_t hash = 0xcbf29ce484222325;  // FNV-1a
   const auto add = [&](auto value) { hash = (hash ^ static_cast<uint64_t>(value)) * 0x100000001b3; };
   for (const UnitChoice& choice : choices) {
-    add(choice.keeps_part);
+    add(choice.saves_part);
     add(choice.recompute_from);
     add(choice.offload.part);
     add(choice.offload.leaves_for);
@@ -82,7 +82,7 @@ RecomputeCounts RecomputeCosts::counts(const UnitChoices& choices) const {
   for (int32_t unit = 1; unit + 1 < static_cast<int32_t>(choices.size()); ++unit) {
     if (!stages.runs(unit)) continue;
     const UnitChoice& choice = choices[unit];
-    (choice.keeps_part              ? counts.in_part
+    (choice.saves_part              ? counts.in_part
      : choice.recompute_from < 0    ? counts.saving_all
      : choice.recompute_from < unit ? counts.from_before
                                     : counts.alone) += 1;
@@ -179,7 +179,7 @@ RecomputeCosts::ProgramInput RecomputeCosts::program_input(const UnitChoices& ch
   for (size_t unit = 0; unit < choices.size(); ++unit) {
     const UnitChoice& choice = choices[unit];
     UnitTraits& traits = made.options.units[unit];
-    if (choice.keeps_part) {
+    if (choice.saves_part) {
       traits = in_parts_->options.units[unit];
       for (size_t kind = 0; kind < num_buffer_kinds; ++kind) made.bytes[kind][unit] = in_parts_->bytes[kind][unit];
     }
@@ -196,8 +196,8 @@ double RecomputeCosts::seconds_of(const Action& action, const UnitChoices& choic
       const int32_t index = action.unit - first_units_[chain];
       if (index < 0 || index >= static_cast<int32_t>(chains_[chain].units.size())) continue;
       const ChainUnit& unit = chains_[chain].units[index];
-      if (action.kind == ActionKind::forward_again) return unit.forward_seconds;
-      return choices[action.unit].keeps_part ? unit.rest_seconds : unit.saved_seconds;
+      if (action.kind == ActionKind::recompute_output) return unit.forward_seconds;
+      return choices[action.unit].saves_part ? unit.rest_seconds : unit.saved_seconds;
     }
   }
   return seconds_of_pass(seconds_, action.kind, action.unit);
@@ -266,7 +266,7 @@ void RecomputeCosts::set_copy_times(UnitChoices& choices) const {
 }
 
 std::optional<RecomputePoint> RecomputeCosts::selective_point() const {
-  if (keeps_parts() || config_.memory.activation_bits != 16 || config_.memory.saved_inputs != 16) return std::nullopt;
+  if (saves_parts() || config_.memory.activation_bits != 16 || config_.memory.saved_inputs != 16) return std::nullopt;
   const StepPlan few = plan_fixed({config_of(RecomputeKind::selective), target_, world_size_}, rank_);
   double seconds = 0;
   for (const auto& [action, of_action] : nominal_pass_seconds(few, target_)) seconds += of_action;

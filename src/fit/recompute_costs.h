@@ -54,7 +54,7 @@ class RecomputeCosts {
   const Stages& stages() const { return whole_.options.stages; }
   size_t num_units() const { return whole_.options.units.size(); }
   // Returns true if blocks may keep only the outputs of their linears.
-  bool keeps_parts() const { return in_parts_.has_value(); }
+  bool saves_parts() const { return in_parts_.has_value(); }
   bool may_offload() const { return may_offload_; }
   // Return one chain for each chunk of the stage, and each chunk's first unit.
   const std::vector<Chain>& chains() const { return chains_; }
@@ -69,7 +69,7 @@ class RecomputeCosts {
   // Returns the time of recomputation over the time of all other work.
   double recompute_share(const UnitChoices& choices) const;
   // Returns the cost of memory.recompute = "selective" if its results differ in bits from those of the other values, so
-  // that "optimal" cannot use it; `choices` is empty. None if keeps_parts() or if a rule of the config forbids it.
+  // that "optimal" cannot use it; `choices` is empty. None if saves_parts() or if a rule of the config forbids it.
   std::optional<RecomputePoint> selective_point() const;
   RecomputeCounts counts(const UnitChoices& choices) const;
   // Gives each copy as many passes as the link needs.

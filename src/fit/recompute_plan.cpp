@@ -144,7 +144,7 @@ std::optional<RecomputePoint> RecomputePlanner::best(int64_t budget_bytes) const
 // Returns the choices of the other values of memory.recompute and memory.offload, without every_nth.
 std::vector<UnitChoices> RecomputePlanner::usual_choices() const {
   std::vector<RecomputeKind> kinds = {RecomputeKind::none};
-  if (costs_.keeps_parts()) kinds.push_back(RecomputeKind::selective);
+  if (costs_.saves_parts()) kinds.push_back(RecomputeKind::selective);
   std::vector<UnitChoices> usual;
   for (const RecomputeKind kind : kinds) usual.push_back(choices_of({.recompute = kind}));
   if (!costs_.may_offload()) return usual;

@@ -78,7 +78,7 @@ int64_t Mesh::rank_of(const MeshPoint& coordinates) const {
 
 int32_t Mesh::stage_of(int64_t rank) const { return static_cast<int32_t>(coordinates(rank)[MeshAxis::pipeline]); }
 
-bool Mesh::is_first_alike(int64_t rank) const {
+bool Mesh::is_first_data_context_rank(int64_t rank) const {
   const MeshPoint at = coordinates(rank);
   return rank == first_rank_of_stage(at[MeshAxis::pipeline], at[MeshAxis::tensor]);
 }

@@ -63,10 +63,10 @@ class Mesh {
   MeshPoint coordinates(int64_t rank) const;
   int64_t rank_of(const MeshPoint& coordinates) const;
   int32_t stage_of(int64_t rank) const;
-  // Ranks are alike if they have the same coordinates on the axes of tensor and pipeline: equal shapes and memory.
-  // Returns the number of ranks alike, and whether `rank` is the first of them.
-  int64_t num_alike() const { return world_size_ / size(MeshAxis::tensor) / size(MeshAxis::pipeline); }
-  bool is_first_alike(int64_t rank) const;
+  // Data and context ranks: those with the same coordinates on the axes of tensor and pipeline. All have equal shapes
+  // and equal memory. Returns their number, and whether `rank` is the first of its own.
+  int64_t num_data_context_ranks() const { return world_size_ / size(MeshAxis::tensor) / size(MeshAxis::pipeline); }
+  bool is_first_data_context_rank(int64_t rank) const;
   // Returns the stage's rank with coordinate `tensor_rank` on the tensor axis and 0 on all other axes.
   int64_t first_rank_of_stage(int64_t stage, int64_t tensor_rank = 0) const;
 

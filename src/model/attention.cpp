@@ -62,7 +62,7 @@ AttentionBranch::AttentionBranch(const LayerContext& context, LayerLayout& layou
   const int64_t n = shape.rows();
   // A core that exchanges tokens for heads saves the operands itself.
   const bool saves_operands = !context.context.is_split() || context.context.is_ring();
-  if (saves_operands || model().qk_norm || layout.keeps_products())
+  if (saves_operands || model().qk_norm || layout.saves_products())
     fused_ = layout.save_product_of_attention({"attention.qkv", c, n, q_width() + 2 * kv_width()});
   if (model().qk_norm) {
     if (saves_operands) normed_ = layout.save_attention({"attention.qk_normed", c, n, q_width() + kv_width()});
@@ -123,7 +123,7 @@ TensorRows::Ticket AttentionBranch::run(const LayerCall& call, const NormInput& 
 
 void AttentionBranch::recompute_core(const LayerCall& call) {
   WorkspaceFrame frame(*call.workspace);
-  if (layout_.keeps_attention()) return out_->keep_input(call, {attention_->read(call, frame)});
+  if (layout_.saves_attention()) return out_->keep_input(call, {attention_->read(call, frame)});
   const Matrix qkv = fused(call, frame);
   const QueryKeyValue ready = operands(call, qkv, frame);
   // Without QK-norm, forward has transformed the `saved_for_recompute` matrix in place.

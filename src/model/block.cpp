@@ -13,7 +13,7 @@ std::optional<RotaryAngles> rotation_of(const ModelConfig& model, int64_t layer)
 }  // namespace
 
 Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tensors, bool gives_amax)
-    : Layer(context, context.shape.kept_part(layer)),
+    : Layer(context, context.shape.saved_part(layer)),
       attention_(make_attention_branch(context, layout_, layer, tensors)),
       ffn_(context.shape.model.ffn(layer).is_routed ? make_routed_branch(context, layout_, layer, tensors)
                                                     : make_ffn_branch(context, layout_, layer, tensors)) {
@@ -41,12 +41,12 @@ Block::Block(const LayerContext& context, int64_t layer, const UnitTensors& tens
     records.use_of(UnitPass::backward_weight).reads.add(batch);
   // If the branch's gradient equals the stream's, it has no copy, and W reads d_output.
   if (ffn_->weight_reads_output_gradient()) records.use_of(UnitPass::backward_weight).reads.add(d_output);
-  if (layout_.keeps_part()) {
+  if (layout_.saves_part()) {
     records.use_of(UnitPass::forward).writes.add(saved_for_recompute);
     records.use_of(UnitPass::recompute).reads.add(saved_for_recompute);
     records.use_of(UnitPass::backward_input).reads.add(saved_for_recompute);
   }
-  if (layout_.keeps_attention()) records.use_of(UnitPass::backward_weight).reads.add(saved_for_recompute);
+  if (layout_.saves_attention()) records.use_of(UnitPass::backward_weight).reads.add(saved_for_recompute);
   design_ = {.kind = UnitKind::block,
              .gives_amax = gives_amax,
              .attention = context.shape.model.attention(layer),
@@ -89,14 +89,14 @@ void Block::forward(const LayerCall& call) {
 
 void Block::recompute(const LayerCall& call) {
   WorkspaceFrame frame(*call.workspace);
-  if (!layout_.keeps_part()) {
+  if (!layout_.saves_part()) {
     run_branches(call, frame, mid_->buffer(call, frame), false);
     return;
   }
   prepare_weights(call);  // B reads them
   attention_->recompute(call, context_.stream(call.input));
   const Matrix mid = mid_->read(call, frame);
-  if (layout_.keeps_products()) {
+  if (layout_.saves_products()) {
     ffn_->recompute(call, mid);
   } else {
     ffn_->forward(call, {.x = mid}, frame.take(context_.compute(), context_.tensor.all_rows(), mid.cols), false, frame);

@@ -30,7 +30,7 @@ class Branch {
   virtual bool weight_reads_output_gradient() const = 0;
   virtual bool wants_output_gradient_amax() const { return false; }
 
-  // Fills the FP8 copies of weights if call.prepare_weights.
+  // Quantizes weights to FP8 if call.prepare_weights.
   virtual void prepare_weights(const LayerCall& /*call*/) {}
   // RETURNS the branch for this rank's rows, in `part`, [N, h] C, or in `frame`. Without `with_output`, only fills the
   // records. `part` may alias `in.branch`.

@@ -30,7 +30,7 @@ class OwnExpertRows final : public ExpertRows {
   Matrix gradients(const LayerCall& call, const Matrix& x, WorkspaceFrame& frame) override {
     return gather(call, x, frame);
   }
-  bool gathers_again() const override { return true; }
+  bool regathers_rows() const override { return true; }
   Matrix take_back(const LayerCall&, const Matrix& of_experts, WorkspaceFrame&) override { return of_experts; }
   Matrix take_back_numbers(const LayerCall&, const Matrix& of_experts, WorkspaceFrame&) override { return of_experts; }
 

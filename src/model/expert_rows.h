@@ -46,12 +46,12 @@ class ExpertRows {
   virtual Matrix send_inputs(const LayerCall& call, const Matrix& x, WorkspaceFrame& frame) = 0;
   virtual Matrix send_gradients(const LayerCall& call, const Matrix& x, WorkspaceFrame& frame) = 0;
   // RETURN the rows that send_inputs and send_gradients have returned, in W. `x`: the same rows of tokens, read only if
-  // gathers_again().
+  // regathers_rows().
   virtual Matrix inputs(const LayerCall& call, const Matrix& x, WorkspaceFrame& frame) = 0;
   virtual Matrix gradients(const LayerCall& call, const Matrix& x, WorkspaceFrame& frame) = 0;
-  // Returns true if W gathers the experts' rows from `x` again, so that the caller must keep it until then. False: they
-  // are in records.
-  virtual bool gathers_again() const = 0;
+  // Returns true if W gathers the experts' rows from `x` as forward did, so that the caller must keep `x` until then.
+  // False: the rows are in records.
+  virtual bool regathers_rows() const = 0;
 
   // Return the experts' results to the ranks of their tokens. RETURN them in the order of the router's slots
   // (RouteTokens): rows, [R, h], as [N k, h], and one number for each row, [1, R], as [1, N k]; in `frame` unless they

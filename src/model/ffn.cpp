@@ -59,7 +59,7 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
                       .row_parallel = true,
                       .gradient_is_shared = shares_gradient(context)});
   // Products that compute the activation cannot write codes of its derivative.
-  activation_is_fused_ = !layout.keeps_products() && code_bits() == 0 && in_->fuses(activation(), width()) &&
+  activation_is_fused_ = !layout.saves_products() && code_bits() == 0 && in_->fuses(activation(), width()) &&
                          out_->fuses(activation(), width());
   if (code_bits() != 0) {
     codes_ = layout.save({"ffn.codes", DType::u8, context.shape.rows(), code_bytes(width(), code_bits())});

@@ -5,16 +5,17 @@
 // of a layer:
 //
 //                     reads                                                writes
-//   forward           input                                                output, kept, saved_for_input,
-//                                                                          saved_for_weight
-//   recompute         input, kept                                          saved_for_input, saved_for_weight
+//   forward           input                                                output, saved_for_recompute,
+//                                                                          saved_for_input, saved_for_weight
+//   recompute         input, saved_for_recompute                           saved_for_input, saved_for_weight
 //   loss (head)       saved_for_input                                      gradients
-//   backward_input    input, kept, saved_for_input, saved_for_weight,      gradients, d_input
-//                     gradients (the head), d_output (not the head)
+//   backward_input    input, saved_for_recompute, saved_for_input,         gradients, d_input
+//                     saved_for_weight, gradients (the head), d_output
+//                     (not the head)
 //   backward_weight   saved_for_weight, gradients, d_output (where an op of W reads it)
 //
 // Not every layer has all of these: the embedding has no input, saves nothing and has no backward_input; the head has
-// neither output nor d_output. `saved_for_recompute` exists in blocks with a StepShape::kept_part only.
+// neither output nor d_output. `saved_for_recompute` exists in blocks with a StepShape::saved_part only.
 #pragma once
 
 #include "model/layer_call.h"
@@ -34,7 +35,7 @@ class Layer {
   const LayerDesign& design() const { return design_; }
 
   virtual void forward(const LayerCall& call) = 0;
-  // Fills the saved records again, with the same bits, from the input and the `saved_for_recompute` record. Does not
+  // Recomputes the saved records, with the same bits, from the input and the `saved_for_recompute` record. Does not
   // compute the output.
   virtual void recompute(const LayerCall& call) = 0;
   virtual void backward(const LayerCall& call, BackwardPart part) = 0;
@@ -44,7 +45,8 @@ class Layer {
   virtual bool exchanges_amid_ops() const { return context_.tensor.is_split(); }
 
  protected:
-  explicit Layer(const LayerContext& context, KeptPart kept = KeptPart::nothing) : context_(context), layout_(kept) {}
+  explicit Layer(const LayerContext& context, KeptPart saved_part = KeptPart::nothing)
+      : context_(context), layout_(saved_part) {}
 
   const LayerContext& context_;
   LayerLayout layout_;

@@ -41,7 +41,7 @@ struct LayerCall {
   std::byte* d_input = nullptr;
   bool table_begun = false;          // the loss has already written its part of the token table's gradient
   bool accumulate = false;           // adds to gradients; false in a step's first micro-batch: overwrites them
-  std::byte* fp8_weights = nullptr;  // record of FP8 copies of linears' weights
+  std::byte* fp8_weights = nullptr;  // record of linears' weights, quantized to FP8
   bool prepare_weights = false;      // true: fp8_weights does not hold these weights yet, so the call fills it first
   Workspace* workspace = nullptr;
   UnitParameters experts = {};  // the layer's experts, where they are a unit of their own

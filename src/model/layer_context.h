@@ -35,16 +35,16 @@ struct StepShape {
   bool mask_documents = false;    // tokens attend only within their document
   int64_t max_documents = 0;      // AttentionMask::max_documents
   bool deterministic = true;      // true: the same bits in every run (AttentionBackward::fixed_bits)
-  // For each layer of the model, the part that it keeps. Products that are kept do not compute activations, since
-  // recompute needs the activations' inputs. Empty: no layer keeps a part.
-  std::vector<KeptPart> kept_parts = {};
+  // For each layer of the model, the part that it saves if it is recomputed. Saved products do not compute activations,
+  // since recompute needs the activations' inputs. Empty: no layer keeps a part.
+  std::vector<KeptPart> saved_parts = {};
   LayerChoices choices = {};
   ContextRank context = {};  // the rank has its part of the tokens of each sequence
 
   int64_t rows() const { return micro_batch().rows(); }
   // Returns the tokens that the rows of a micro-batch stand for.
   TokenRows token_rows() const { return micro_batch().token_rows(); }
-  KeptPart kept_part(int64_t layer) const { return kept_parts.empty() ? KeptPart::nothing : kept_parts[layer]; }
+  KeptPart saved_part(int64_t layer) const { return saved_parts.empty() ? KeptPart::nothing : saved_parts[layer]; }
   MicroBatchShape micro_batch() const { return {batch, sequence_length, mask_documents, context}; }
 };
 

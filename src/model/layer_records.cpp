@@ -17,8 +17,8 @@ LayerLayout::Field LayerLayout::save(const SavedTensor& tensor) {
   return declare(for_weight ? RecordKind::saved_for_weight : RecordKind::saved_for_input, tensor);
 }
 
-LayerLayout::Field LayerLayout::save_kept(const SavedTensor& tensor, bool is_kept) {
-  return is_kept ? declare(RecordKind::saved_for_recompute, tensor) : save(tensor);
+LayerLayout::Field LayerLayout::save_for_recompute_if(const SavedTensor& tensor, bool is_read_by_recompute) {
+  return is_read_by_recompute ? declare(RecordKind::saved_for_recompute, tensor) : save(tensor);
 }
 
 LayerLayout::Field LayerLayout::leave(SavedTensor tensor) {

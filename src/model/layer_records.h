@@ -21,7 +21,7 @@ enum class RecordKind : uint8_t {
   saved_for_input,      // written by forward and recompute, dead when B is over
   saved_for_weight,     // written by forward and recompute; W is the last to read it, B may
   gradients,            // written by B (in the head by the loss, too), read by W
-  fp8_weights,          // FP8 copies of linears' weights
+  fp8_weights,          // linears' weights, quantized to FP8
 };
 constexpr size_t num_record_kinds = static_cast<size_t>(RecordKind::fp8_weights) + 1;
 
@@ -60,20 +60,20 @@ class LayerLayout {
   using Field = int;
   static constexpr Field none = -1;
 
-  explicit LayerLayout(KeptPart kept) : kept_(kept) {}
-  bool keeps_part() const { return kept_ != KeptPart::nothing; }
-  bool keeps_products() const { return kept_ == KeptPart::products; }
-  bool keeps_attention() const { return kept_ == KeptPart::attention; }
+  explicit LayerLayout(KeptPart saved_part) : saved_part_(saved_part) {}
+  bool saves_part() const { return saved_part_ != KeptPart::nothing; }
+  bool saves_products() const { return saved_part_ == KeptPart::products; }
+  bool saves_attention() const { return saved_part_ == KeptPart::attention; }
 
   Field save(const SavedTensor& tensor);
-  // Declare a tensor that forward saves for its last reader. If the layer keeps products, the last reader being B, or
+  // Declare a tensor that forward saves for its last reader. If the layer saves products, the last reader being B, or
   // attention, or either, recompute reads the tensor and does not write it: `saved_for_recompute` has it.
-  Field save_product(const SavedTensor& tensor) { return save_kept(tensor, keeps_products()); }
-  Field save_attention(const SavedTensor& tensor) { return save_kept(tensor, keeps_attention()); }
-  Field save_product_of_attention(const SavedTensor& tensor) { return save_kept(tensor, keeps_part()); }
+  Field save_product(const SavedTensor& tensor) { return save_for_recompute_if(tensor, saves_products()); }
+  Field save_attention(const SavedTensor& tensor) { return save_for_recompute_if(tensor, saves_attention()); }
+  Field save_product_of_attention(const SavedTensor& tensor) { return save_for_recompute_if(tensor, saves_part()); }
   // Declares a tensor that B writes for W.
   Field leave(SavedTensor tensor);
-  // Declares an FP8 copy of a weight.
+  // Declares a weight quantized to FP8.
   Field prepare(const SavedTensor& tensor);
   // Declares that W reads the field, which may belong to another part of the layer.
   void read_by_weight(Field field);
@@ -91,10 +91,10 @@ class LayerLayout {
 
  private:
   Field declare(RecordKind record, const SavedTensor& tensor);
-  Field save_kept(const SavedTensor& tensor, bool is_kept);
+  Field save_for_recompute_if(const SavedTensor& tensor, bool is_read_by_recompute);
   Matrix in_record(const LayerCall& call, RecordKind record, RecordLayout::Field field) const;
 
-  const KeptPart kept_;
+  const KeptPart saved_part_;
   LayerRecords records_;
   EnumArray<RecordKind, RecordLayout, num_record_kinds> layouts_;
   std::vector<StoredFields> stored_;  // one for each field; filled by finish

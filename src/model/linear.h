@@ -64,7 +64,7 @@ class Linear {
   // LinearOutput::sum, and backward_input a gradient of which it gathers the rows (GemmOperand::own).
   virtual bool exchanges_pieces() const { return false; }
 
-  // Fills the FP8 copies of the weight if call.prepare_weights. REQUIRES: called before every pass. Collective over the
+  // Quantizes the weight to FP8 if call.prepare_weights. REQUIRES: called before every pass. Collective over the
   // tensor ranks if it fills them.
   virtual void prepare_weight(const LayerCall& call) = 0;
   // Computes y, or this rank's part of the sum, and saves the input for W (see keep_input). Collective over the tensor

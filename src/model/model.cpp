@@ -29,7 +29,7 @@ class OtherBlocks {
     const ModelConfig& model = shape_.model;
     return model.attention(a) == model.attention(b) && model.ffn(a) == model.ffn(b) &&
            model.rotates(a) == model.rotates(b) && (!model.rotates(a) || model.rope(a) == model.rope(b)) &&
-           shape_.kept_part(a) == shape_.kept_part(b);
+           shape_.saved_part(a) == shape_.saved_part(b);
   }
 
   const StepShape& shape_;

@@ -49,7 +49,7 @@ class RoutedBranch final : public Branch {
   const MoeConfig& moe() const { return context_.shape.model.moe; }
   int64_t num_assignments() const { return context_.shape.rows() * moe().top_k; }
   // RETURNS whether W reads the gradient of the branch's output.
-  bool weight_reads_gradient() const { return rows_of_experts_->gathers_again() || shared_ != nullptr; }
+  bool weight_reads_gradient() const { return rows_of_experts_->regathers_rows() || shared_ != nullptr; }
   int64_t hidden_size() const { return context_.shape.model.hidden_size; }
   ActivationKind activation() const { return context_.shape.model.activation; }
   RouterRule rule() const {
@@ -165,7 +165,7 @@ RoutedBranch::RoutedBranch(const LayerContext& context, LayerLayout& layout, int
   activated_ = layout.save(for_weight("experts.activated", c, rows, out_.cols));
   d_logits_ = layout.leave({"router.d_logits", DType::f32, n, moe().experts});
   d_hidden_ = layout.leave({"experts.d_hidden", c, rows, hidden_width});
-  if (!shares_gradient(context) && (rows_of_experts_->gathers_again() || moe().shared > 0))
+  if (!shares_gradient(context) && (rows_of_experts_->regathers_rows() || moe().shared > 0))
     d_branch_ = layout.leave({"experts.d_branch", c, n, hidden_size()});
   if (moe().shared > 0) shared_ = std::make_unique<SharedFfn>(context, layout, layer_, tensors, normed_);
 }
@@ -299,7 +299,7 @@ void RoutedBranch::recompute(const LayerCall& call, const Matrix& x) {
   const Matrix normed = at(call, normed_);
   norm_.forward(call, {.x = x}, {normed});
   route(call);
-  if (!rows_of_experts_->gathers_again()) {
+  if (!rows_of_experts_->regathers_rows()) {
     WorkspaceFrame frame(*call.workspace);
     rows_of_experts_->send_inputs(call, all_rows(normed, frame), frame);
   }

@@ -92,7 +92,7 @@ class SpreadExpertRows final : public ExpertRows {
   Matrix gradients(const LayerCall& call, const Matrix&, WorkspaceFrame&) override {
     return layout_.at(call, gradients_);
   }
-  bool gathers_again() const override { return false; }
+  bool regathers_rows() const override { return false; }
   Matrix take_back(const LayerCall& call, const Matrix& of_experts, WorkspaceFrame& frame) override;
   Matrix take_back_numbers(const LayerCall& call, const Matrix& of_experts, WorkspaceFrame& frame) override {
     const Matrix back = take_back(call, as_rows(of_experts), frame);

@@ -54,9 +54,9 @@ std::vector<MatrixExchange::Holder> MatrixExchange::holders_of_stage() const {
   for (const int64_t rank : mesh.group(groups.rank(), {MeshAxis::tensor, MeshAxis::context, MeshAxis::data})) {
     const MeshPoint at = mesh.coordinates(rank);
     const auto on = [&](ExpertAxis axis) { return mesh.coordinate(rank, axis); };
-    const int64_t place = at[MeshAxis::context] + mesh.size(MeshAxis::context) * at[MeshAxis::data];
+    const int64_t index = at[MeshAxis::context] + mesh.size(MeshAxis::context) * at[MeshAxis::data];
     holders.push_back({.tensor = at[MeshAxis::tensor],
-                       .data = groups.piece_of(ReplicaGroup::data, place),
+                       .data = groups.piece_of(ReplicaGroup::data, index),
                        .experts = {.size = mesh.size(ExpertAxis::expert),
                                    .rank = on(ExpertAxis::expert),
                                    .tensor = {mesh.size(ExpertAxis::expert_tensor), on(ExpertAxis::expert_tensor)}},

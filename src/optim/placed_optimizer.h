@@ -12,19 +12,19 @@ namespace gptrain::inline optim {
 
 class PlacedOptimizer final : public Optimizer {
  public:
-  // REQUIRES: both are of one type that measures nothing; `with_ops` has the context UpdateSite::ops, `apart` has
-  // UpdateSite::updates.
-  PlacedOptimizer(std::unique_ptr<Optimizer> with_ops, std::unique_ptr<Optimizer> apart, UpdateSite site)
-      : with_ops_(std::move(with_ops)), apart_(std::move(apart)), site_(site) {}
+  // REQUIRES: both are of one type that measures nothing; `on_ops` has the context UpdateSite::ops, `on_updates`
+  // has UpdateSite::updates.
+  PlacedOptimizer(std::unique_ptr<Optimizer> on_ops, std::unique_ptr<Optimizer> on_updates, UpdateSite site)
+      : on_ops_(std::move(on_ops)), on_updates_(std::move(on_updates)), site_(site) {}
 
   void expect_sums(SumsOfStep sums, const GradientMessages& messages) override {
-    with_ops_->expect_sums(sums, messages);
-    apart_->expect_sums(sums, messages);
+    on_ops_->expect_sums(sums, messages);
+    on_updates_->expect_sums(sums, messages);
   }
-  void update(int64_t unit) override { (site_.runs_with_ops(unit) ? with_ops_ : apart_)->update(unit); }
+  void update(int64_t unit) override { (site_.runs_with_ops(unit) ? on_ops_ : on_updates_)->update(unit); }
 
  private:
-  const std::unique_ptr<Optimizer> with_ops_, apart_;
+  const std::unique_ptr<Optimizer> on_ops_, on_updates_;
   const UpdateSite site_;
 };
 

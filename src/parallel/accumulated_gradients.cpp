@@ -18,8 +18,8 @@ RandomUse rounding_of(const TensorSpec& tensor, const UnitRange& unit, const Sha
 }
 
 // Adds the segments of elements [first, first + elements) of the unit.
-void add_kept_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit, int64_t first, int64_t elements,
-                       std::vector<KeptSegment>& segments) {
+void add_segments(const ParameterStore& parameters, uint64_t seed, int64_t unit, int64_t first, int64_t elements,
+                  std::vector<KeptSegment>& segments) {
   if (elements == 0) return;
   const ParameterLayout& layout = parameters.layout();
   const UnitRange& range = layout.units[unit];
@@ -47,9 +47,9 @@ int64_t AccumulatedGradients::table_bytes(const ParameterStore& parameters) {
   std::vector<KeptSegment> segments;
   for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit) {
     const UpdateRange updated = parameters.update_range(unit);
-    add_kept_segments(parameters, 0, unit, updated.first, updated.elements, segments);
+    add_segments(parameters, 0, unit, updated.first, updated.elements, segments);
     if (sharding.cuts_state() && !sharding.cuts_gradients())
-      add_kept_segments(parameters, 0, unit, 0, parameters.layout().units[unit].elements, segments);
+      add_segments(parameters, 0, unit, 0, parameters.layout().units[unit].elements, segments);
   }
   return align_up(static_cast<int64_t>(segments.size() * sizeof(KeptSegment)));
 }
@@ -64,7 +64,7 @@ AccumulatedGradients::AccumulatedGradients(const ParameterStore& parameters, uin
   std::vector<KeptSegment> segments;
   const auto range_of = [&](int64_t unit, int64_t first, int64_t elements, std::byte* sums) {
     const size_t first_segment = segments.size();
-    add_kept_segments(parameters, seed, unit, first, elements, segments);
+    add_segments(parameters, seed, unit, first, elements, segments);
     return Range{.first = first,
                  .elements = elements,
                  .sums = sums,

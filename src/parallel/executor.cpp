@@ -120,7 +120,7 @@ void Executor::run(const Action& action, MicroBatchSource& source) {
     case ActionKind::load:
       return upload_micro_batch(action, source);
     case ActionKind::forward:
-    case ActionKind::forward_again:
+    case ActionKind::recompute_output:
       return compute(action, [&](const LayerCall& call) { model_.layer(action.unit).forward(call); });
     case ActionKind::recompute:
       return compute(action, [&](const LayerCall& call) { model_.layer(action.unit).recompute(call); });

@@ -28,7 +28,7 @@ struct ExecutorResources {
   UnitTickets* gathers = nullptr;                     // by unit: its last gather of weights
   WeightReads* weight_reads = nullptr;                // null unless weights are away
   AwayGradients* away_gradients = nullptr;            // null unless gradients are away
-  const AccumulatedGradients* accumulated = nullptr;  // null if gradients are kept in f32
+  const AccumulatedGradients* accumulated = nullptr;  // null if gradients are accumulated in f32
   const GradientCompression* compression = nullptr;   // null if gradients are summed as they are
   bool sums_over_islands = false;                     // gradients are summed over all islands, not only in this one
   bool is_alone = false;                              // units of coded gradients are not summed

@@ -57,17 +57,17 @@ int64_t num_islands_of(const ParallelConfig& parallel, const Mesh& mesh) {
   return mesh.size(MeshAxis::context) * mesh.size(MeshAxis::data) / parallel.node_replicas.dense;
 }
 
-// Returns the ranks among `all` that are in `rank`'s run of `of_run`, or those with its place in all runs.
+// Returns the ranks among `all` that are in `rank`'s run of `of_run`, or those with its index in all runs.
 std::vector<int64_t> ranks_of_runs(const std::vector<int64_t>& all, int64_t rank, int64_t of_run, bool of_all_runs) {
-  const int64_t place = std::find(all.begin(), all.end(), rank) - all.begin();
+  const int64_t index = std::find(all.begin(), all.end(), rank) - all.begin();
   std::vector<int64_t> ranks;
   for (int64_t i = 0; i < std::ssize(all); ++i)
-    if (of_all_runs ? i % of_run == place % of_run : i / of_run == place / of_run)
+    if (of_all_runs ? i % of_run == index % of_run : i / of_run == index / of_run)
       ranks.push_back(all[static_cast<size_t>(i)]);
   return ranks;
 }
 
-// Returns the data ranks of `rank`'s island, or those with its place in all islands.
+// Returns the data ranks of `rank`'s island, or those with its index in all islands.
 std::vector<int64_t> data_ranks(const StepConfig& config, const Mesh& mesh, int64_t rank, bool of_all_islands) {
   const std::vector<int64_t> all = mesh.group(rank, copy_axes);
   return ranks_of_runs(all, rank, std::ssize(all) / num_islands_of(config.parallel, mesh), of_all_islands);
@@ -76,13 +76,13 @@ std::vector<int64_t> data_ranks(const StepConfig& config, const Mesh& mesh, int6
 // Returns `ranks` in the order of their pieces.
 std::vector<int64_t> in_order_of_pieces(const std::vector<int64_t>& ranks, int64_t of_node) {
   std::vector<int64_t> ordered(ranks.size());
-  for (int64_t place = 0; place < std::ssize(ranks); ++place)
-    ordered[static_cast<size_t>(piece_of_replica(place, std::ssize(ranks), of_node))] =
-        ranks[static_cast<size_t>(place)];
+  for (int64_t index = 0; index < std::ssize(ranks); ++index)
+    ordered[static_cast<size_t>(piece_of_replica(index, std::ssize(ranks), of_node))] =
+        ranks[static_cast<size_t>(index)];
   return ordered;
 }
 
-// The ranks that communicate by node in place of all that hold the same parameters.
+// The ranks that communicate by node instead of all that hold the same parameters.
 NodeReplicas summed_by_node(const ParallelConfig& parallel) {
   return parallel.sums_by_node() ? parallel.node_replicas : NodeReplicas{};
 }
@@ -176,8 +176,8 @@ bool lies_within_a_node(const StepConfig& config, const Mesh& mesh, int64_t rank
                      [&](int64_t other) { return other / ranks_per_node == rank / ranks_per_node; });
 }
 
-int64_t piece_of_replica(int64_t place, int64_t replicas, int64_t of_node) {
-  return of_node == 0 ? place : place % of_node * (replicas / of_node) + place / of_node;
+int64_t piece_of_replica(int64_t index, int64_t replicas, int64_t of_node) {
+  return of_node == 0 ? index : index % of_node * (replicas / of_node) + index / of_node;
 }
 
 std::vector<LaneGroup> lane_groups(const StepConfig& config) {
@@ -274,11 +274,11 @@ ReplicaRank RankGroups::replica_rank(ReplicaGroup group) const {
   return {mesh_.size(ExpertAxis::expert_data), piece_of(group, mesh_.coordinate(rank_, ExpertAxis::expert_data))};
 }
 
-int64_t RankGroups::piece_of(ReplicaGroup group, int64_t place) const {
+int64_t RankGroups::piece_of(ReplicaGroup group, int64_t index) const {
   if (group == ReplicaGroup::expert_data)
-    return piece_of_replica(place, mesh_.size(ExpertAxis::expert_data), node_replicas_.experts);
+    return piece_of_replica(index, mesh_.size(ExpertAxis::expert_data), node_replicas_.experts);
   const int64_t of_island = num_data_ranks() / islands_;
-  return piece_of_replica(place % of_island, of_island, node_replicas_.dense);
+  return piece_of_replica(index % of_island, of_island, node_replicas_.dense);
 }
 
 std::vector<RankGroups::StageRank> RankGroups::stage_ranks() const {

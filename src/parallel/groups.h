@@ -40,7 +40,7 @@ enum class GroupKind : uint8_t {
   // copy of all state (parallel.zero_node_copy). `data` is then of one island.
   islands,
   // Parts of `data` and `expert_data` if these communicate by node: the ranks of one node, and those with the same
-  // place on all nodes.
+  // index on all nodes.
   node,
   nodes,
   expert_node,
@@ -106,11 +106,11 @@ std::vector<int64_t> group_ranks(const StepConfig& config, const Mesh& mesh, int
 // each. ranks_per_node 0: all ranks are on one node.
 bool lies_within_a_node(const StepConfig& config, const Mesh& mesh, int64_t rank, GroupKind kind,
                         int64_t ranks_per_node);
-// Returns the number of the piece of state of rank `place` among `replicas` ranks in rising order. `of_node`: number of
-// these ranks on each node if they communicate by node (NodeReplicas), else 0. The pieces of ranks with the same place
+// Returns the number of the piece of state of rank `index` among `replicas` ranks in rising order. `of_node`: number of
+// these ranks on each node if they communicate by node (NodeReplicas), else 0. The pieces of ranks with the same index
 // on their nodes are then neighbours, so that a sum within the node leaves a rank one run of pieces, which it sums
 // between nodes.
-int64_t piece_of_replica(int64_t place, int64_t replicas, int64_t of_node);
+int64_t piece_of_replica(int64_t index, int64_t replicas, int64_t of_node);
 // Returns the groups of the config's lanes, in the order in which all ranks make them. Groups between stages come after
 // them (neighbour_groups). A group of one rank is never made.
 std::vector<LaneGroup> lane_groups(const StepConfig& config);
@@ -163,8 +163,8 @@ class RankGroups {
   int64_t island() const { return data_rank() / (num_data_ranks() / islands_); }
   // Returns the number of ranks of a group that hold replicas of parameters, and the number of this rank's piece.
   ReplicaRank replica_rank(ReplicaGroup group) const;
-  // Returns the number of the piece of rank `place` among all ranks that hold the same parameters.
-  int64_t piece_of(ReplicaGroup group, int64_t place) const;
+  // Returns the number of the piece of rank `index` among all ranks that hold the same parameters.
+  int64_t piece_of(ReplicaGroup group, int64_t index) const;
   // Returns the number of the group's ranks on each node if they communicate by node, else 0.
   int64_t ranks_of_node(ReplicaGroup group) const {
     return group == ReplicaGroup::data ? node_replicas_.dense : node_replicas_.experts;
@@ -254,7 +254,7 @@ class RankGroups {
   int64_t rank_;
   MeshPoint at_;
   bool context_ranks_have_pairs_;
-  NodeReplicas node_replicas_;  // empty with copies by node
+  NodeReplicas node_replicas_;  // empty with parallel.zero_node_copy
   int64_t islands_;
   bool linked_ = false;
   EventLog* log_ = nullptr;

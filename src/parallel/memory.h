@@ -19,7 +19,7 @@ enum class MemoryClass : uint8_t {
   optimizer,      // columns of the optimizer's state; "moments" in reports, for compatibility
   gathered,       // whole weights of units whose pieces are gathered (ZeRO 3)
   buckets,        // BufferKind::whole_gradients and narrow_gradients; messages of compressed gradients
-  fp8_weights,    // copies of blocks' weights for FP8 linears
+  fp8_weights,    // blocks' weights, quantized to FP8
   activations,    // the residual stream and its gradients, and values that units keep between actions
   workspace,      // tensors inside one action, and ops' scratch
   data,           // micro-batches, and on the host the ring of micro-batches read ahead

@@ -34,7 +34,7 @@ struct MomentumSums {
 // The messages of a rank's sums, and the memory of their errors, all borrowed.
 struct GradientCompression {
   const GradientMessages& messages;
-  std::byte* residuals;  // errors of the steps so far, GradientMessages::residual_bytes; null: errors are not kept
+  std::byte* residuals;  // errors of the steps so far, GradientMessages::residual_bytes; null: no error feedback
   std::byte* errors;     // errors that this step leaves, as many; null in the same case
   const StepState* state;
   int64_t rank = 0;                          // vectors of a factor; 0: there are no factors

@@ -41,7 +41,7 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
   if (parameters.piece_elements(unit) == 0) return Lane::done;
   Lane& lane = groups.lane(LaneKind::weights);
   const ReplicaGroup group = parameters.layout().units[unit].replicas;
-  // A rank that updates whole units copies its own, if updates write them apart.
+  // A rank that updates whole units copies its own, if updates write other memory than the ops read.
   const bool is_cut = parameters.sharding().cuts_state();
   Communicator* const replicas = is_cut ? groups.group(LaneKind::weights, kind_of(group)) : nullptr;
   const UnitParameters whole = parameters.whole(unit, gathered);
@@ -69,7 +69,7 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
     backend.run(
         Cast{.from = Matrix(from, dtype, 1, copied.elements), .to = Matrix(whole.weights, dtype, 1, copied.elements)});
   if (const int64_t of_node = groups.ranks_of_node(group); is_cut && of_node > 0) {
-    // Ranks with the same place on all nodes gather the pieces of that place, then the ranks of the node all places.
+    // Ranks with the same index on all nodes gather the pieces of that index, then the ranks of the node all pieces.
     const int64_t count = parameters.layout().units[unit].elements / of_node;
     std::byte* const share =
         static_cast<std::byte*>(whole.weights) + parameters.piece(unit).first / count * count * dtype_bytes(dtype);

@@ -38,7 +38,8 @@ class ParameterExchange {
   using Gradients = UnitGradients;
   using ReducerMaker = std::function<std::unique_ptr<GradientReducer>(const ReductionContext&, ReplicaGroup)>;
 
-  // Borrows all but `make`, which makes the reducer of each group. `accumulated` is null if gradients are kept in f32.
+  // Borrows all but `make`, which makes the reducer of each group. `accumulated` is null if gradients are accumulated
+  // in f32.
   ParameterExchange(const ParameterStore& parameters, RankGroups& groups, Backend& backend,
                     const AccumulatedGradients* accumulated, const ReducerMaker& make = make_reducer);
 

@@ -52,8 +52,6 @@ IndexMap index_map(const TensorSpec& tensor, const ShardBox& box, int64_t first)
   return {.origin = box.offset[0] * stride + box.offset[1], .first = first, .cols = box.shape[1], .stride = stride};
 }
 
-int64_t StateSlice::count() const { return element_count(shape); }
-
 int64_t StateSlice::column_bytes(const StateColumn& column) const {
   if (column.granularity == StateGranularity::block) return num_blocks * dtype_bytes(column.dtype);
   if (is_factored(column)) return factored_values(column, rows, cols) * dtype_bytes(column.dtype);
@@ -71,7 +69,8 @@ ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sh
   constexpr int64_t f32_bytes = dtype_bytes(DType::f32);
   const int64_t norms = sharding.has_f32_norms() ? norm_offsets(layout).back() : 0;
   const int64_t weights = sharding.weights_away() ? 0 : layout.held_elements(sharding.gathers_weights());
-  const int64_t updated = sharding.updates_apart ? layout.held_elements(sharding.cuts_state()) * compute_bytes : 0;
+  const int64_t updated =
+      sharding.separate_updated_weights ? layout.held_elements(sharding.cuts_state()) * compute_bytes : 0;
   const int64_t gradients = layout.held_elements(sharding.cuts_gradients()) * dtype_bytes(sharding.gradients);
   return {.weights = weights * compute_bytes + norms * f32_bytes,
           .updated = updated + (sharding.has_updated_norms() ? norms * f32_bytes : 0),
@@ -128,10 +127,10 @@ std::vector<StagedParts> ParameterStore::staged_parts() const {
     const auto [first, held] = updated_piece(unit);
     const int64_t elements = state_layout_.is_away(unit) ? held : 0;
     const int64_t norms = std::clamp<int64_t>(range(unit).norm_elements - first, 0, elements);
-    const bool norms_apart = sharding_.masters_away || sharding_.pure;
+    const bool separate_norms = sharding_.masters_away || sharding_.pure;
     parts.push_back({.gradients = sharding_.gradients_away ? 0 : elements * dtype_bytes(sharding_.gradients),
                      .weights = sharding_.weights_away() ? 0 : elements * dtype_bytes(sharding_.compute),
-                     .norms = norms_apart ? norms * dtype_bytes(DType::f32) : 0});
+                     .norms = separate_norms ? norms * dtype_bytes(DType::f32) : 0});
   }
   return parts;
 }

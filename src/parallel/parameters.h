@@ -31,12 +31,12 @@ namespace gptrain::inline parallel {
 // - Norms. Their ops read f32 (see NormUse), and they are some ten thousandths of the parameters. Near 1, bf16 numbers
 //   are 2^-7 or 2^-8 apart, and a random step of that size in a norm's weight moves a whole feature.
 // - Gradients, as in the other precisions: the sum over micro-batches is rounded once, when it is used. If `gradients`
-//   is bf16, the sum is kept in bf16 (see AccumulatedGradients). This saves 2 more bytes for each parameter, but needs
-//   f32 gradients of a whole unit while they are computed.
+//   is bf16, the sum is stored in bf16 (see AccumulatedGradients). This saves 2 more bytes for each parameter, but
+//   needs f32 gradients of a whole unit while they are computed.
 struct Sharding {
   int64_t zero = 0;                         // ZeRO stage, 0 to 3
   Residency weights = Residency::resident;  // place of weights that the ZeRO stage does not cut
-  bool updates_apart = false;               // updates write weights in other memory than the ops read
+  bool separate_updated_weights = false;    // updates write weights in other memory than the ops read
   bool updates_delayed = false;             // and run beside the next step: they read gradients in other memory, too
   bool masters_away = false;                // master weights of some units are not in memory (StateLayout)
   bool gradients_away = false;              // sums of gradients lie beside optimizer state (StateLayout)
@@ -49,12 +49,12 @@ struct Sharding {
   bool cuts_state() const { return gptrain::cuts_state(zero); }
   bool cuts_gradients() const { return gptrain::cuts_gradients(zero); }
   ParameterFlow flow() const {
-    ParameterFlow flow = parameter_flow(zero, weights, updates_apart);
+    ParameterFlow flow = parameter_flow(zero, weights, separate_updated_weights);
     flow.updates_delayed = updates_delayed;
     return flow;
   }
   // Whether updates write f32 norms beside the weights that they write, from where gathers bring them.
-  bool has_updated_norms() const { return updates_apart && masters_away; }
+  bool has_updated_norms() const { return separate_updated_weights && masters_away; }
   // Whether the rank's buffer of weights has its pieces only, and ops read weights that were gathered.
   bool gathers_weights() const { return flow().gathers_weights(); }
   // Whether the weights lie beside optimizer state that is away (StateLayout).
@@ -66,22 +66,23 @@ struct Sharding {
   // Whether gradients are summed in a narrower dtype than f32, those of any unit or of units with a group.
   bool narrows_gradients() const { return narrows_gradients(ReplicaGroup::data); }
   bool narrows_gradients(ReplicaGroup group) const { return reduce != DType::f32 && replica_rank(group).size > 1; }
-  // Whether a micro-batch's gradients of a unit have an f32 buffer of their own, apart from the sum that the rank
+  // Whether a micro-batch's gradients of a unit have an f32 buffer of their own, not that of the sum that the rank
   // keeps.
   bool has_gradient_buckets() const { return cuts_gradients() || gradients != DType::f32 || gradients_away; }
-  // Whether a bucket begins with the sum of earlier micro-batches, to which the ops add. Sums in bf16 are apart.
+  // Whether a bucket begins with the sum of earlier micro-batches, to which the ops add. Sums in bf16 have another
+  // buffer.
   bool buckets_hold_sums() const { return gradients_away && !cuts_gradients() && gradients == DType::f32; }
   bool has_master() const { return compute != DType::f32 && !pure; }
   // Whether each rank has all norms in f32 after its weights. Else the ops read them in the weights or the masters.
   bool has_f32_norms() const {
-    return compute != DType::f32 && (cuts_state() || updates_apart || masters_away || pure);
+    return compute != DType::f32 && (cuts_state() || separate_updated_weights || masters_away || pure);
   }
 };
 
 // Bytes of each of a rank's parameter buffers.
 struct ParameterBytes {
   int64_t weights = 0;    // compute dtype, then f32 norms if has_f32_norms()
-  int64_t updated = 0;    // compute dtype, with `updates_apart`; then f32 norms if has_updated_norms()
+  int64_t updated = 0;    // compute dtype, with `separate_updated_weights`; then f32 norms if has_updated_norms()
   int64_t gradients = 0;  // dtype Sharding::gradients; with `updates_delayed` those that updates read lie behind them
   int64_t master = 0;     // f32; 0 unless has_master()
   int64_t state = 0;      // the optimizer's columns, all at home
@@ -120,9 +121,8 @@ struct UpdateRange {
 };
 
 // Elements of one tensor that a rank holds: a box of the global tensor that is contiguous in memory.
-struct StateSlice {
+struct StateSlice : Box {
   int64_t tensor = 0;  // index in the spec
-  std::vector<int64_t> offset, shape;
   // The weights that are updated. `narrow_weight` is used with `pure` for tensors other than norms, else `weight`. The
   // other is null. Values of a unit that is away have addresses that only AwayState reads and writes.
   float* weight = nullptr;
@@ -145,7 +145,6 @@ struct StateSlice {
   // has no elements; 0 in other pieces.
   int64_t rows = 0, cols = 0;
 
-  int64_t count() const;
   int64_t column_bytes(const StateColumn& column) const;  // 0 if the column has no values here
 };
 
@@ -196,7 +195,7 @@ class ParameterStore {
   // Places of pieces of weights and of gradients that are away while the rank's thread uses them.
   const UnitSlots& weight_slots() const { return weight_slots_; }
   const UnitSlots& gradient_slots() const { return gradient_slots_; }
-  // Returns the number of a unit's f32 norms that are kept apart from its weights; 0 unless has_f32_norms().
+  // Returns the number of a unit's f32 norms that are stored separately from its weights; 0 unless has_f32_norms().
   int64_t f32_norm_elements(int64_t unit) const;
   // Returns this rank's part of a unit's norms.
   NormPiece norm_piece(int64_t unit) const;

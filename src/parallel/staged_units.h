@@ -15,7 +15,7 @@ namespace gptrain::inline parallel {
 struct StagedParts {
   int64_t gradients = 0;
   int64_t weights = 0;
-  int64_t norms = 0;  // f32 norms that are kept apart from the weights
+  int64_t norms = 0;  // f32 norms, stored separately from the weights
 
   int64_t bytes() const { return gradients + weights + norms; }
 };

@@ -344,7 +344,7 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
   const Sharding sharding{
       .zero = layout.replicas() > 1 ? layout.zero : 0,
       .weights = weights_away ? Residency::away : Residency::resident,
-      .updates_apart = memory.delays_updates(),
+      .separate_updated_weights = memory.delays_updates(),
       .updates_delayed = memory.delays_updates(),
       .gradients_away = memory.offload_gradients != StatePlace::none,
       .replica_ranks = {ReplicaRank{.size = layout.replicas()}, ReplicaRank{.size = layout.expert_replicas()}},

@@ -95,7 +95,7 @@ struct PartBytes {
   int64_t parameters = 0;  // weights, gradients, master weights and optimizer state, as far as they are at home
   int64_t away_state = 0;  // master weights and optimizer state that are away
   int64_t away_weights = 0, away_gradients = 0;
-  int64_t whole_gradients = 0;  // buffer for one unit's gradients, if they are made apart (has_gradient_buckets)
+  int64_t whole_gradients = 0;  // buffer for one unit's gradients, if they have one of their own (has_gradient_buckets)
   int64_t whole_weights = 0;    // buffer for one unit's gathered weights, with ZeRO 3
 };
 using UnitBytes = OfUnits<PartBytes>;

@@ -29,7 +29,8 @@ class LayoutEstimator {
  public:
   LayoutEstimator(RunConfig config, const Machine& machine, const Target& target);
 
-  // Returns the bound of the stage that needs the most. If parameters alone exceed `room`, activations are not counted.
+  // Returns the bound of the stage that needs the most. If parameters alone exceed `device_bytes`, activations are not
+  // counted.
   LeastBytes least_bytes(const RunLayout& layout, int64_t device_bytes);
   // Returns the bytes that a block saves for a micro-batch without recomputation. Any backward pass needs as many.
   int64_t record_bytes(const RunLayout& layout);

@@ -48,9 +48,9 @@ double predicted_step_seconds(const PlanCase& run, const Machine& machine, const
                                   points);
   };
   if (all <= few + 2 * round) return seconds(all);
-  const double seconds_of_few = seconds(few);
-  const double seconds_of_round = seconds(few + round) - seconds_of_few;
-  return seconds_of_few + seconds_of_round * static_cast<double>((all - few) / round);
+  const double few_seconds = seconds(few);
+  const double round_seconds = seconds(few + round) - few_seconds;
+  return few_seconds + round_seconds * static_cast<double>((all - few) / round);
 }
 
 }  // namespace
@@ -124,7 +124,7 @@ RecomputeForecast forecast_recomputation(const PlanCase& run, const Machine* mac
     forecast.others.push_back(point_of("selective", {selective, target, world_size}, points));
   };
   add_fixed("none", RecomputeKind::none, offload::none);
-  if (planners.front().costs().keeps_parts()) add_fixed("selective", RecomputeKind::selective, offload::none);
+  if (planners.front().costs().saves_parts()) add_fixed("selective", RecomputeKind::selective, offload::none);
   add_selective_point();
   add_fixed("block", RecomputeKind::block, offload::none);
   if (!offloads) return forecast;

@@ -105,7 +105,7 @@ std::optional<PipelineBar::Kind> bar_kind(ActionKind kind) {
     case ActionKind::forward:
       return PipelineBar::Kind::forward;
     case ActionKind::loss:
-    case ActionKind::forward_again:
+    case ActionKind::recompute_output:
     case ActionKind::recompute:
     case ActionKind::backward_input:
     case ActionKind::backward:

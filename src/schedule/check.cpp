@@ -108,7 +108,7 @@ class Checker {
 
   void step(const Action& a) {
     const bool repeats =
-        a.kind == ActionKind::gather || a.kind == ActionKind::await_weights || a.kind == ActionKind::forward_again;
+        a.kind == ActionKind::gather || a.kind == ActionKind::await_weights || a.kind == ActionKind::recompute_output;
     if (!require(
             a.micro_batch >= -1 && a.micro_batch < schedule_.options.micro_batches && a.unit >= -1 && a.unit <= head_,
             "there is no such micro-batch or unit"))
@@ -244,14 +244,14 @@ class Checker {
         for (int32_t m = flow.sums_each_pass ? a.micro_batch : 0; m <= a.micro_batch; ++m)
           require(has_all_gradients(m, a.unit), "before the gradients of micro-batch {}", m);
         for (int32_t m = 0; schedule_.options.keeps_narrow && !flow.sums_each_pass && m < a.micro_batch; ++m)
-          require(done(ActionKind::keep_gradients, m, a.unit), "before those of micro-batch {} are kept", m);
+          require(done(ActionKind::keep_gradients, m, a.unit), "before those of micro-batch {} are accumulated", m);
         return;
       case ActionKind::keep_gradients:
         require(!flow.sums_each_pass && a.micro_batch + 1 < schedule_.options.micro_batches,
-                "it is the ranks' sum that is kept");
+                "it is the ranks' sum that is accumulated");
         require(has_all_gradients(a.micro_batch, a.unit), "before the gradients of micro-batch {}", a.micro_batch);
         require(a.micro_batch == 0 || done(ActionKind::keep_gradients, a.micro_batch - 1, a.unit),
-                "before those of micro-batch {} are kept", a.micro_batch - 1);
+                "before those of micro-batch {} are accumulated", a.micro_batch - 1);
         return;
       case ActionKind::reduce_on:
         require(schedule_.traits(a.unit).sum_phases == 2, "its sum has one phase");

@@ -146,7 +146,7 @@ bool is_unit_pass(ActionKind kind) { return kind == ActionKind::forward || is_ba
 bool is_backward(ActionKind kind) {
   switch (kind) {
     case ActionKind::loss:
-    case ActionKind::forward_again:
+    case ActionKind::recompute_output:
     case ActionKind::recompute:
     case ActionKind::backward_input:
     case ActionKind::backward_weight:

@@ -39,7 +39,7 @@ class ChainSolver::Tables {
     price_ = price;
     std::optional<UnitChoices> best;
     double least = never;
-    // All micro-batches in flight keep equally many bytes: the kept bytes of the others reduce the room for this one.
+    // All micro-batches in flight keep equally many bytes: the bytes of the others reduce the budget of this one.
     const int64_t others = chain_.in_flight - 1;
     const int64_t step = others == 0 ? budget + 1 : piece_ == 1 ? 1 : std::max<int64_t>(1, budget / rooms_tried);
     for (int64_t available = budget; available >= 0; available -= step) {
@@ -99,7 +99,7 @@ class ChainSolver::Tables {
     }
   }
 
-  // Computes the least seconds to run the segment again for its backward passes, by the number of pieces of memory that
+  // Computes the least seconds to recompute the segment for its backward passes, by the number of pieces of memory that
   // it may use besides its input.
   void solve_recompute(int32_t first, int32_t last) {
     std::vector<double>& least = recompute_[at(first, last)];
@@ -131,16 +131,16 @@ class ChainSolver::Tables {
             first + 1, up(u.part_bytes + u.output_bytes), nothing);
     }
     for (int32_t split = first; split < last; ++split) {
-      const double* const again = recompute_[at(first, split)].data();
+      const double* const recomputed = recompute_[at(first, split)].data();
       offer(up(pass_bytes_[at(first, split)] + chain_.gradient_bytes), pass_seconds_[at(first, split)], split + 1,
-            up(unit(split).output_bytes), [=](int64_t m) { return again[m]; });
+            up(unit(split).output_bytes), [=](int64_t m) { return recomputed[m]; });
     }
   }
 
-  // The first decision for a segment: keep all or part of its first unit, or run forward and keep only a later output.
+  // The first decision for a segment: save all or part of its first unit, or run forward and save only a later output.
   struct Step {
     How how = How::keep;
-    int32_t split = -1;  // How::recompute: the unit whose output is kept
+    int32_t split = -1;  // How::recompute: the unit whose output is saved
   };
   std::pair<double, Step> best_recompute(int32_t first, int32_t last, int64_t pieces) const {
     std::pair<double, Step> best{never, {}};
@@ -186,7 +186,7 @@ class ChainSolver::Tables {
   }
 
   // Computes labels_: choices for the forward pass that keep at most most_kept bytes at its end and have at most
-  // `available` bytes alive at any time. Only the fastest of labels with equally many kept bytes stays. Bytes are
+  // `available` bytes alive at any time. Only the fastest of labels with equally many saved bytes stays. Bytes are
   // compared in units finer than pieces if that is affordable.
   void solve_forward(int64_t available, int64_t most_kept) {
     labels_.assign(static_cast<size_t>(n_) + 1, {});
@@ -195,7 +195,7 @@ class ChainSolver::Tables {
     const int64_t most = std::min(available, most_kept + (price_ ? largest_stream_ : 0));
     const bool has_time = chain_.in_flight == 1 && longest_ == n_;
     const int64_t part = has_time ? std::max<int64_t>(1, most / fine_parts) : piece_;
-    // By unit and by kept bytes / part: index of the label; -1: there is none.
+    // By unit and by saved bytes / part: index of the label; -1: there is none.
     std::vector<std::vector<int32_t>> known(static_cast<size_t>(n_) + 1);
     for (int32_t i = 0; i < n_; ++i) {
       std::vector<int32_t>().swap(known[i]);
@@ -220,7 +220,7 @@ class ChainSolver::Tables {
         const ChainUnit& u = unit(i);
         const int64_t free = available - label.held_bytes;
         const bool runs = free >= u.written_bytes() + u.output_bytes;
-        // Offers the step with its values kept on the device, and with them and the unit's input copied to the host.
+        // Offers the step with its values saved on the device, and with them and the unit's input copied to the host.
         const auto offer_both = [&](int32_t to, int64_t left, double seconds, How how) {
           const int64_t output = output_kept(to - 1);
           offer(to, left + output, seconds, how, false);
@@ -303,7 +303,7 @@ double recompute_seconds(const Chain& chain, const UnitChoices& choices) {
     if (choices[i].recompute_from < 0) continue;
     for (auto recomputed = static_cast<size_t>(choices[i].recompute_from); recomputed < i; ++recomputed)
       seconds += chain.units[recomputed].forward_seconds;
-    seconds += choices[i].keeps_part ? chain.units[i].rest_seconds : chain.units[i].saved_seconds;
+    seconds += choices[i].saves_part ? chain.units[i].rest_seconds : chain.units[i].saved_seconds;
   }
   return seconds;
 }

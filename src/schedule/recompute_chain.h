@@ -1,7 +1,7 @@
 // Chooses for a chain of units the values of a forward pass to keep, to recompute and to copy to the host and back,
 // such that a step takes the least time within a budget of bytes. This is the optimal persistent schedule (Herrmann,
 // Beaumont, Eyraud-Dubois et al., arXiv 1911.13214) by dynamic programming over unequal units, extended by a price on
-// each byte that is copied. Persistent: a value that is kept stays until the backward pass that reads it.
+// each byte that is copied. Persistent: a value that is saved stays until the backward pass that reads it.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ struct ChainUnit {
   int64_t part_bytes = -1;  // the part; negative: the unit has no such part
   int64_t rest_bytes = 0;
   double rest_seconds = 0;
-  bool always_saved = false;  // the saved values are always kept: the unit is never recomputed
+  bool always_saved = false;  // the unit is never recomputed
   // Cost of copying a byte to the host and back, which the solver multiplies by its price. Negative: the unit is never
   // offloaded.
   double copy_seconds = -1;
@@ -48,7 +48,7 @@ double recompute_seconds(const Chain& chain, const UnitChoices& choices);
 
 // Finds the choices that take the least time within a budget. Memory is counted in pieces of most_bytes / resolution
 // bytes, rounded up; it is exact if a piece is one byte. In chains of more than 128 units, at most 64 units are
-// recomputed from one kept input. In long chains, or with several micro-batches in flight, the result is only close to
+// recomputed from one saved input. In long chains, or with several micro-batches in flight, the result is only close to
 // the best.
 class ChainSolver {
  public:

@@ -101,7 +101,7 @@ struct Passes {
 std::optional<Passes> passes_of_kind(ActionKind kind) {
   switch (kind) {
     case ActionKind::forward:
-    case ActionKind::forward_again:
+    case ActionKind::recompute_output:
       return Passes{UnitPass::forward};
     case ActionKind::loss:
       return Passes{UnitPass::loss};

@@ -20,21 +20,21 @@
 namespace gptrain::inline schedule {
 
 enum class ActionKind : uint8_t {
-  load,             // copies a micro-batch in
-  forward,          // unit u: from its input to its output; the head: up to its norm
-  loss,             // head: logits chunk by chunk (not kept), the loss, and both products of the logits' gradients
-  evaluate,         // head: logits and loss only
-  forward_again,    // unit u: recomputes its output, the input of a later unit that is recomputed
-  recompute,        // unit u: recomputes the values that its forward saves
-  backward_input,   // unit u: gradient of its input, and the gradients that backward_weight reads
-  backward_weight,  // unit u: gradients of its weights
-  backward,         // unit u: both; products for the weights overlap the tensor ranks' sum of the input gradient
-  gather,           // unit u: begins to gather its weights from the ranks that hold the other pieces
-  await_weights,    // unit u: waits until the weights are gathered
-  reduce,           // unit u: begins to sum its gradients over the ranks that hold the same weights
-  reduce_on,        // unit u: waits for the first phase of that sum and begins the second (UnitTraits::sum_phases)
-  await_gradients,  // unit u: waits until the sum is there; with ZeRO 2 and 3 adds it to the rank's piece
-  keep_gradients,   // unit u: adds a micro-batch's gradients to the rank's sum, which has a narrower dtype
+  load,              // copies a micro-batch in
+  forward,           // unit u: from its input to its output; the head: up to its norm
+  loss,              // head: logits chunk by chunk (not kept), the loss, and both products of the logits' gradients
+  evaluate,          // head: logits and loss only
+  recompute_output,  // unit u: recomputes its output, the input of a later unit that is recomputed
+  recompute,         // unit u: recomputes the values that its forward saves
+  backward_input,    // unit u: gradient of its input, and the gradients that backward_weight reads
+  backward_weight,   // unit u: gradients of its weights
+  backward,          // unit u: both; products for the weights overlap the tensor ranks' sum of the input gradient
+  gather,            // unit u: begins to gather its weights from the ranks that hold the other pieces
+  await_weights,     // unit u: waits until the weights are gathered
+  reduce,            // unit u: begins to sum its gradients over the ranks that hold the same weights
+  reduce_on,         // unit u: waits for the first phase of that sum and begins the second (UnitTraits::sum_phases)
+  await_gradients,   // unit u: waits until the sum is there; with ZeRO 2 and 3 adds it to the rank's piece
+  keep_gradients,    // unit u: adds a micro-batch's gradients to the rank's sum, which has a narrower dtype
   // Transfers between stages, in pairs: the first action begins a transfer, the second waits for its end.
   send_output,  // unit u: its output to the stage of unit u + 1
   await_output_sent,
@@ -59,10 +59,10 @@ constexpr int num_action_kinds = static_cast<int>(ActionKind::average) + 1;
 std::string_view action_name(ActionKind kind);
 // Whether the action repeats ops of a forward pass.
 constexpr bool is_recomputation(ActionKind kind) {
-  return kind == ActionKind::forward_again || kind == ActionKind::recompute;
+  return kind == ActionKind::recompute_output || kind == ActionKind::recompute;
 }
 
-// Whether the action begins a copy of a record or waits for its end.
+// Whether the action begins the offload or the fetch of a record, or waits for its end.
 constexpr bool copies_record(ActionKind kind) {
   return kind >= ActionKind::offload && kind <= ActionKind::await_fetched;
 }
@@ -83,13 +83,13 @@ StageMessage message_of(const Stages& stages, ActionKind kind, int32_t micro_bat
 enum class BufferKind : uint8_t {
   batch,                // tokens, targets, sample numbers and starts of documents; belongs to no unit
   stream,               // the residual stream that leaves the unit
-  saved_for_recompute,  // values that the unit's forward keeps for its recompute and its backward_input
+  saved_for_recompute,  // values that the unit's forward saves for its recompute and its backward_input
   saved_for_input,      // values that the unit saves for backward_input
   saved_for_weight,     // values that the unit saves for backward_weight
   gradients,            // gradients that backward_input leaves for backward_weight
   stream_gradient,      // the gradient of the stream that leaves the unit
   weights,              // whole weights, gathered from pieces (ZeRO 3)
-  prepared_weights,     // FP8 copies of weights, read by products instead of the weights
+  prepared_weights,     // weights quantized to FP8, read by products instead of the weights
   whole_gradients,   // f32 gradients of the whole unit; the rank adds them, or with ZeRO 2 and 3 its piece, to its own
   narrow_gradients,  // gradients in the narrower dtype in which they are summed, or messages with their codes
   offloaded,         // the unit's record, on the host
@@ -163,13 +163,13 @@ struct ScheduleOptions {
   bool narrow_sums = false;  // sums of gradients have a buffer: gradients in a narrower dtype, or messages
   bool tied_head = false;
   bool joint_backward = false;  // `backward` replaces its two halves, unless the pipeline schedule splits them
-  bool keeps_narrow = false;    // gradients are kept away, or in a narrower dtype than they are computed in
+  bool keeps_narrow = false;    // gradients are away, or in a narrower dtype than they are computed in
   int32_t gathers_ahead = 1;    // blocks whose weights are gathered before they are needed, at least 1
   int32_t sums_under_way = 2;   // sums of blocks' gradients that may be under way at a time, at least 1
   bool sums_alone = false;      // sums involve this rank only, so each is awaited as soon as it begins
   bool averages = false;        // weights are averaged over islands after their update
 
-  // Whether a micro-batch's gradients are written to a buffer of their own and then added to the sum that is kept.
+  // Whether a micro-batch's gradients are written to a buffer of their own and then added to the accumulated sum.
   bool has_gradient_buckets() const { return flow.sums_each_pass || keeps_narrow; }
   // Whether this stage holds the unit's parameters. The last stage holds unit 0's as well if the head is tied.
   bool holds(int32_t unit) const { return stages.runs(unit) || (unit == 0 && tied_head && stages.last()); }
@@ -201,7 +201,7 @@ void set_lifetimes(Schedule& schedule);
 // under way in each direction.
 Schedule training_schedule(const ScheduleOptions& options);
 
-// Returns forward and loss of one micro-batch; no buffer is kept for a backward pass.
+// Returns forward and loss of one micro-batch; no buffer is saved for a backward pass.
 Schedule evaluation_schedule(const ScheduleOptions& options);
 
 // Returns the forward of one micro-batch up to the head's norm, from which the caller computes logits. The buffers of

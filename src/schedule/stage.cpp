@@ -253,7 +253,7 @@ class Stage {
   }
 
   // Returns the blocks that run first in the backward passes of the units before a block, in their order, as many as
-  // may be gathered ahead. Stops after a block whose backward pass begins by running an earlier block again.
+  // may be gathered ahead. Stops after a block whose backward pass begins by recomputing an earlier block.
   std::vector<int32_t> blocks_before(int32_t block, int32_t first) const {
     std::vector<int32_t> blocks;
     for (int32_t next = block - 1; next >= std::max(first, 1); --next) {
@@ -400,12 +400,12 @@ class Stage {
     if (first == 0 && with_weights) add_weight_gradients(flight, 0);
   }
 
-  // Runs the units from recompute_from up to the one before `unit` again.
+  // Recomputes the outputs of the units from recompute_from up to the one before `unit`.
   void run_up_to(InFlight& flight, int32_t unit) {
     const int32_t first = schedule_.traits(unit).recompute_from;
     for (int32_t recomputed_unit = first; first >= 0 && recomputed_unit < unit; ++recomputed_unit) {
       const int32_t weights = traffic_.use(recomputed_unit, units_after(recomputed_unit, unit + 1));
-      add_forward(ActionKind::forward_again, flight, recomputed_unit, weights);
+      add_forward(ActionKind::recompute_output, flight, recomputed_unit, weights);
     }
   }
 

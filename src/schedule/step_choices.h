@@ -1,5 +1,5 @@
 // Choices about the memory of a step, as data: activations that each unit keeps, recomputes or moves to the host, and
-// the coding of saved values. The room fit makes them from the section `memory` of a config.
+// the coding of saved values. src/fit makes them from the section `memory` of a config.
 #pragma once
 
 #include <algorithm>
@@ -16,7 +16,7 @@ namespace gptrain::inline schedule {
 
 // The choices for one unit of the model.
 struct UnitChoice {
-  bool keeps_part = false;  // keeps a part of each forward pass and recomputes the rest from it
+  bool saves_part = false;  // saves a part of each forward pass and recomputes the rest from it
   // First of the units that are recomputed right before this unit's backward pass, up to the values that this unit
   // saves. Negative: nothing is recomputed, and the backward pass reads the values that the forward pass saved.
   int32_t recompute_from = -1;

@@ -13,7 +13,7 @@ Matrix weights_of(const StateSlice& piece) {
 }
 
 // The weights saved in the memory of the gradients. No weight is wider than f32, so none is rounded.
-Matrix kept_weights_of(const StateSlice& piece) { return row(piece.gradient, DType::f32, piece); }
+Matrix saved_weights_of(const StateSlice& piece) { return row(piece.gradient, DType::f32, piece); }
 
 }  // namespace
 
@@ -25,7 +25,7 @@ AveragedWeights::AveragedWeights(TrainingStep& step) : step_(step) {
                           columns.begin());
   for (const StateSlice& piece : step.state()) {
     if (piece.count() == 0) continue;
-    step.backend().run(Cast{.from = weights_of(piece), .to = kept_weights_of(piece)});
+    step.backend().run(Cast{.from = weights_of(piece), .to = saved_weights_of(piece)});
     step.backend().run(Cast{.from = row(piece.columns.at(ema), DType::f32, piece), .to = weights_of(piece)});
   }
   step.weights_changed();
@@ -33,7 +33,7 @@ AveragedWeights::AveragedWeights(TrainingStep& step) : step_(step) {
 
 void AveragedWeights::restore() {
   for (const StateSlice& piece : step_.state()) {
-    if (piece.count() > 0) step_.backend().run(Cast{.from = kept_weights_of(piece), .to = weights_of(piece)});
+    if (piece.count() > 0) step_.backend().run(Cast{.from = saved_weights_of(piece), .to = weights_of(piece)});
   }
   step_.weights_changed();
 }

@@ -61,8 +61,7 @@ void load_weights_alone(const StepDesign& design, const fs::path& checkpoint, Wh
     for (const ShardBox& box : (*design.shards)[i].boxes) {
       slices.push_back({.name = stored_name(which, tensor.name),
                         .global_shape = tensor.shape,
-                        .offset = box.offset,
-                        .shape = box.shape,
+                        .box = box,
                         .data = start + design.layout.segments[i].offset + box.local_offset});
     }
   }

@@ -53,7 +53,7 @@ void OtherBlocks::take_scales(std::vector<Slice>& slices) {
       std::erase_if(slices, [&name](const Slice& slice) { return slice.name == name; });
       std::vector<float>& scales = saved_scales_[{index, i}];
       scales.resize(total);
-      slices.push_back({.name = name, .global_shape = {total}, .offset = {0}, .shape = {total}, .data = scales.data()});
+      slices.push_back({.name = name, .global_shape = {total}, .box = {{0}, {total}}, .data = scales.data()});
     }
   }
 }

@@ -29,9 +29,9 @@ bool has_own_memory(const Target& target) { return target.kind == Target::Kind::
 int64_t micro_batch_bytes(const StepConfig& config) { return micro_batch_shape(config).bytes(); }
 
 StepShape step_shape(const RunConfig& config, const StepChoices& choices, ContextRank context, bool training) {
-  std::vector<KeptPart> kept_parts;
+  std::vector<KeptPart> saved_parts;
   for (size_t unit = 1; unit + 1 < choices.units.size(); ++unit)
-    kept_parts.push_back(choices.units[unit].keeps_part ? choices.layers.kept_part : KeptPart::nothing);
+    saved_parts.push_back(choices.units[unit].saves_part ? choices.layers.saved_part : KeptPart::nothing);
   LayerChoices layers = choices.layers;
   if (!training) layers.projection = {};
   return {.model = config.model,
@@ -44,7 +44,7 @@ StepShape step_shape(const RunConfig& config, const StepChoices& choices, Contex
           .mask_documents = config.data.mask_documents,
           .max_documents = config.data.max_documents,
           .deterministic = config.run.deterministic,
-          .kept_parts = std::move(kept_parts),
+          .saved_parts = std::move(saved_parts),
           .choices = std::move(layers),
           .context = context};
 }
@@ -56,7 +56,7 @@ Sharding make_sharding(const StepConfig& config, const StepChoices& choices, con
   const ReplicaRank data = groups.replica_rank(ReplicaGroup::data);
   return {.zero = data.size > 1 ? config.parallel.zero : 0,
           .weights = choices.weights,
-          .updates_apart = choices.updates_on_host || choices.updates_delayed,
+          .separate_updated_weights = choices.updates_on_host || choices.updates_delayed,
           .updates_delayed = choices.updates_delayed,
           .masters_away = choices.keeps_state_away() && has_masters(config.precision),
           .gradients_away = choices.gradients_away,

@@ -27,14 +27,14 @@ StepParts::StepParts(std::shared_ptr<const StepDesign> of, Backend& ops, RankGro
   allocate(updates);
   const int64_t scratch = align_up(memory.scratch_bytes);
   backend.set_scratch(arena(MemoryClass::workspace), scratch);
-  const bool apart = design->choices.updates_on_host || beside_gpu;
+  const bool has_update_memory = design->choices.updates_on_host || beside_gpu;
   const int64_t update_scratch = align_up(memory.update_scratch_bytes);
-  const int64_t frames = memory.arenas[MemoryClass::workspace] - scratch - (apart ? 0 : update_scratch);
+  const int64_t frames = memory.arenas[MemoryClass::workspace] - scratch - (has_update_memory ? 0 : update_scratch);
   workspace = Workspace(arena(MemoryClass::workspace) + scratch, frames);
   if (updates.backend != nullptr)
-    update_backend.set_scratch(
-        apart ? memory_of_updates(MemoryClass::workspace).data() : arena(MemoryClass::workspace) + scratch + frames,
-        update_scratch);
+    update_backend.set_scratch(has_update_memory ? memory_of_updates(MemoryClass::workspace).data()
+                                                 : arena(MemoryClass::workspace) + scratch + frames,
+                               update_scratch);
   state = reinterpret_cast<StepState*>(arena(MemoryClass::state));
   backend.upload(state, &host_state, sizeof(StepState));
 
@@ -92,24 +92,24 @@ void StepParts::use(size_t number) {
                          design->messages);
 }
 
-// Returns the place of weights that updates write apart from the ops' weights; null: they write those.
+// Returns the place of weights that updates write if these are not the ops' weights; else null.
 std::byte* StepParts::updated_weights() const {
   if (design->choices.updates_on_host) return memory_of_updates(MemoryClass::weights).data();
-  if (!design->sharding.updates_apart) return nullptr;
+  if (!design->sharding.separate_updated_weights) return nullptr;
   const ParameterBytes bytes = parameter_bytes(design->layout, design->sharding, design->columns);
   return arena(MemoryClass::weights) + align_up(bytes.weights);
 }
 
 void StepParts::make_update() {
   const StepConfig& config = design->config;
-  const bool apart = design->choices.updates_on_host || beside_gpu;
+  const bool has_update_memory = design->choices.updates_on_host || beside_gpu;
   const OptimizerType& type = optimizer_type(config.optimizer.type);
   const int64_t loss_scale_window = config.precision.scales_loss() ? config.precision.loss_scale_window : 0;
   const UpdateContext context{
       .parameters = *parameters, .state = state, .backend = backend, .groups = groups, .workspace = workspace};
   std::byte* const block = arena(MemoryClass::state);
   const StateTables& tables = design->tables;
-  std::byte* const update_state = apart             ? memory_of_updates(MemoryClass::state).data()
+  std::byte* const update_state = has_update_memory ? memory_of_updates(MemoryClass::state).data()
                                   : lane != nullptr ? block + tables.update_state
                                                     : block;
   const UpdateContext update_context{.parameters = beside_gpu ? *staged_parameters : *parameters,
@@ -139,7 +139,7 @@ void StepParts::make_update() {
   const uint64_t seed = design->config.run.seed;
   const UpdateSite site{context, update_context, lane.get()};
   optimizer = type.make(config.optimizer, update_context, seed,
-                        apart ? update_state + align_up(sizeof(StepState)) : block + tables.optimizer);
+                        has_update_memory ? update_state + align_up(sizeof(StepState)) : block + tables.optimizer);
   if (beside_gpu && parameters->updates_at_home())
     optimizer = std::make_unique<PlacedOptimizer>(type.make(config.optimizer, context, seed, block + tables.optimizer),
                                                   std::move(optimizer), site);
@@ -166,30 +166,31 @@ void StepParts::make_executors() {
                                               reinterpret_cast<float*>(arena(MemoryClass::residuals)));
     average = islands.get();
   }
-  ExecutorResources place{.arenas = arena_starts(),
-                          .state = state,
-                          .statistics = statistics,
-                          .workspace = &workspace,
-                          .backend = &backend,
-                          .groups = &groups,
-                          .gathers = &gathers,
-                          .weight_reads = weight_reads.get(),
-                          .away_gradients = away_gradients.get(),
-                          .accumulated = accumulated.get(),
-                          .average = average,
-                          .uploads = uploads.get(),
-                          .offloads = offloads ? &*offloads : nullptr};
+  ExecutorResources resources{.arenas = arena_starts(),
+                              .state = state,
+                              .statistics = statistics,
+                              .workspace = &workspace,
+                              .backend = &backend,
+                              .groups = &groups,
+                              .gathers = &gathers,
+                              .weight_reads = weight_reads.get(),
+                              .away_gradients = away_gradients.get(),
+                              .accumulated = accumulated.get(),
+                              .average = average,
+                              .uploads = uploads.get(),
+                              .offloads = offloads ? &*offloads : nullptr};
   for (const StepProgram& of_steps : design->programs) {
-    place.compression = of_steps.compresses || of_steps.is_alone ? compression.get() : nullptr;
-    place.sums_over_islands = of_steps.over_islands;
-    place.is_alone = of_steps.is_alone;
-    executors.push_back(std::make_unique<Executor>(*model, *of_steps.program, *parameters, place, update.get()));
+    resources.compression = of_steps.compresses || of_steps.is_alone ? compression.get() : nullptr;
+    resources.sums_over_islands = of_steps.over_islands;
+    resources.is_alone = of_steps.is_alone;
+    executors.push_back(std::make_unique<Executor>(*model, *of_steps.program, *parameters, resources, update.get()));
   }
-  place.compression = nullptr;
-  place.sums_over_islands = false;
-  place.is_alone = false;
-  place.statistics = {};
-  evaluation_executor = std::make_unique<Executor>(*evaluation_model, *design->evaluation, *parameters, place, nullptr);
+  resources.compression = nullptr;
+  resources.sums_over_islands = false;
+  resources.is_alone = false;
+  resources.statistics = {};
+  evaluation_executor =
+      std::make_unique<Executor>(*evaluation_model, *design->evaluation, *parameters, resources, nullptr);
 }
 
 StepParts::~StepParts() {

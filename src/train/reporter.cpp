@@ -63,7 +63,7 @@ void Reporter::collect_memory() {
   all->all_gather(&taken_, taken.data(), sizeof(MemoryPlan), DType::u8);
   taken_ = {};
   for (size_t rank = 0; rank < taken.size(); ++rank) {
-    const bool is_planned = context_.groups.mesh().is_first_alike(static_cast<int64_t>(rank));
+    const bool is_planned = context_.groups.mesh().is_first_data_context_rank(static_cast<int64_t>(rank));
     if (is_planned && taken[rank].total() > taken_.total()) taken_ = taken[rank];
   }
 }

@@ -20,7 +20,7 @@ struct LayerRouting {
   double aux;      // balance loss before its weight, mean over sequences or micro-batches; 1 at equal loads
   double z;        // squared log-sum-exp of the logits, mean over tokens
   double entropy;  // entropy of the router's scores, nats, mean over tokens
-  double dropped;  // copies of tokens that experts dropped, or that a rank had no room for
+  double dropped;  // token-expert pairs that experts dropped, or for which a rank had no memory
   std::vector<int64_t> starving = {};  // experts with less than starving_share of the mean
   std::vector<double> loads = {};      // tokens of each expert over the mean of all; empty: not recorded
 };
@@ -48,8 +48,8 @@ bool records_loads(int64_t step, int64_t steps_of_run, int64_t log_every);
 std::vector<LayerRouting> layer_routing(const ModelConfig& model, const BatchConfig& batch,
                                         std::span<const double> sums);
 
-// THROWS Error(diverged) if experts on this rank, or on one that shares them with it, had no room for their rows.
-// `when`: "step 3".
+// THROWS Error(diverged) if experts on this rank, or on one that shares them with it, had too little memory for their
+// rows. `when`: "step 3".
 void refuse_overflow(const TrainingStep& step, const std::string& when);
 
 }  // namespace gptrain::train

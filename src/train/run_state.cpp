@@ -28,10 +28,11 @@ namespace fs = std::filesystem;
 // Shortens the slice to the rows that the checkpoint has.
 void keep_stored_rows(Slice& slice, const Contents& contents) {
   const auto stored = contents.tensors.find(slice.name);
-  if (stored == contents.tensors.end() || stored->second.global_shape.empty()) return;
-  const int64_t rows = stored->second.global_shape.front();
+  if (stored == contents.tensors.end() || stored->second.front().global_shape.empty()) return;
+  const int64_t rows = stored->second.front().global_shape.front();
   slice.global_shape.front() = std::min(slice.global_shape.front(), rows);
-  slice.shape.front() = std::clamp<int64_t>(rows - slice.offset.front(), 0, slice.shape.front());
+  int64_t& held = slice.box.shape.front();
+  held = std::clamp<int64_t>(rows - slice.box.offset.front(), 0, held);
 }
 
 // Runs `work`, and adds to its errors the name of another checkpoint to use.
@@ -57,7 +58,7 @@ auto with_other_to_resume(const Work& work) {
 }
 
 // Fills the slices that `wanted` returns. Each rank reads a share of the files' headers, and one of the data ranks
-// reads the boxes that they have in common. Returns the checkpoint's contents. Collective over the world.
+// reads the slices that they have in common. Returns the checkpoint's contents. Collective over the world.
 Contents load_on_all(const fs::path& checkpoint, const RankGroups& groups, const World& world,
                      const std::function<std::vector<Slice>(const Contents&)>& wanted) {
   Communicator* const all = groups.group(GroupKind::world);
@@ -208,7 +209,7 @@ std::vector<std::string> load_weights(const fs::path& checkpoint, TrainingStep& 
       keep_stored_rows(slice, contents);
       slice.rounds = true;
     }
-    std::erase_if(slices, [](const Slice& slice) { return slice.shape.front() == 0; });
+    std::erase_if(slices, [](const Slice& slice) { return slice.box.shape.front() == 0; });
     return slices;
   });
   step.weights_changed();

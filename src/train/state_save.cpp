@@ -93,8 +93,7 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSl
     const auto add_as = [&](std::string name, void* data, DType dtype) {
       slices.push_back({.name = std::move(name),
                         .global_shape = spec.shape,
-                        .offset = piece.offset,
-                        .shape = piece.shape,
+                        .box = piece,
                         .data = data,
                         .memory = memory,
                         .dtype = dtype});
@@ -127,11 +126,9 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSl
       Slice& slice = slices.back();
       slice.global_shape = stored_shape(columns[i], spec, shard);
       if (columns[i].granularity == StateGranularity::block) {
-        slice.offset = {piece.first_block};
-        slice.shape = {piece.num_blocks};
+        slice.box = {{piece.first_block}, {piece.num_blocks}};
       } else if (is_factored(columns[i])) {
-        slice.offset = {0};
-        slice.shape = slice.global_shape;
+        slice.box = {{0}, slice.global_shape};
       }
     }
   }

@@ -56,7 +56,7 @@ class ControlGroups(CliCase):
         self.assertEqual(code, MACHINE, text)
         self.assertIn("are missing on this-machine", text)
 
-    def run_apart(self, ranks, limit, *arguments):
+    def run_in_groups(self, ranks, limit, *arguments):
         """Returns exit codes and outputs of ranks that are processes, each in a group of its own with a limit of memory."""
         groups, started = [], []
         port = str(free_port())
@@ -94,12 +94,12 @@ class ControlGroups(CliCase):
         alone, of_four = planned(1), planned(4, *shared)
         limit = (alone + of_four) // 2
         print(f"{LONG_TOKENS} tokens: {alone} bytes planned for one rank, {of_four} for each of four, limit {limit}")
-        codes, texts = self.run_apart(1, limit, "train", config, *overrides("run.out=alone"))
+        codes, texts = self.run_in_groups(1, limit, "train", config, *overrides("run.out=alone"))
         self.assertEqual(codes, [MACHINE], texts)
         self.assertIn("are missing on this-machine", texts[0])
         for steps in (1, 2):
             resumed = ["--resume"] if steps > 1 else []
-            codes, texts = self.run_apart(4, limit, "train", config, *resumed, *shared, *overrides(f"run.steps={steps}"))
+            codes, texts = self.run_in_groups(4, limit, "train", config, *resumed, *shared, *overrides(f"run.steps={steps}"))
             self.assertEqual(codes, [FINISHED] * 4, texts)
             self.assertIn(f"done: step {steps}", texts[0])
         self.assertEqual([record["step"] for record in self.records()], [1, 2])
@@ -107,7 +107,7 @@ class ControlGroups(CliCase):
         found = []
         for ranks, more in ((1, []), (4, shared)):
             out = f"shorter-{ranks}"
-            codes, texts = self.run_apart(ranks, limit, "train", config, "--init-from", "out", *shorter, *more,
+            codes, texts = self.run_in_groups(ranks, limit, "train", config, "--init-from", "out", *shorter, *more,
                                           *overrides(f"run.out={out}"))
             self.assertEqual(codes, [FINISHED] * ranks, texts)
             found.append(self.records(out, "validation_loss")[-1]["validation_loss"])

@@ -71,8 +71,8 @@ void read_manifest_file(std::string_view bytes) {
 void read_header(std::string_view bytes) {
   write(scratch() / "header", bytes);
   const InputFile file(scratch() / "header");
-  for (const SafetensorsEntry& entry : read_safetensors_header(file).entries) {
-    stream_tensor(file, entry, [](const std::byte*, int64_t, int64_t) {});
+  for (const SafetensorsTensor& tensor : read_safetensors_header(file).tensors) {
+    stream_tensor(file, tensor.offset, tensor.bytes, [](const std::byte*, int64_t, int64_t) {});
   }
 }
 

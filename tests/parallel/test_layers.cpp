@@ -89,7 +89,7 @@ Program late_weights_program(int64_t micro_batches, int64_t num_layers, const st
   return program;
 }
 
-KeptPart kept_part(RecomputeKind kind) {
+KeptPart saved_part(RecomputeKind kind) {
   if (kind == RecomputeKind::selective) return KeptPart::products;
   return kind == RecomputeKind::ffn ? KeptPart::attention : KeptPart::nothing;
 }
@@ -112,8 +112,8 @@ class Player {
                 .batch = config.batch.micro,
                 .sequence_length = config.model.sequence_length,
                 .seed = config.run.seed,
-                .kept_parts = std::vector<KeptPart>(static_cast<size_t>(config.model.num_layers),
-                                                    kept_part(config.memory.recompute)),
+                .saved_parts = std::vector<KeptPart>(static_cast<size_t>(config.model.num_layers),
+                                                     saved_part(config.memory.recompute)),
                 .choices = layer_choices(config.memory, backend_->target())},
                spec_, shards_, layout_,
                {.tensor = {.axis = groups.on_tensor_axis(),

@@ -139,7 +139,7 @@ TEST_CASE("buffers of every pipeline schedule may be spoilt before their first a
 }
 
 TEST_CASE(
-    "buffers of units that are run again from before may be spoilt before their first action and after their last") {
+    "buffers of units recomputed with units before them may be spoilt before their first action and after their last") {
   for (const char* const schedule : {"1f1b", "zero-bubble"}) {
     for (const int zero : {0, 3}) {
       const std::vector<std::string> overrides = {"model.num_layers=8",

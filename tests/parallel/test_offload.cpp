@@ -11,7 +11,8 @@ using namespace gptrain;
 using namespace gptrain::testing;
 using gptrain::testing::train;
 
-TEST_CASE("what is offloaded has the bits of what is kept, with every kind of sharding and of recomputation") {
+TEST_CASE(
+    "offloaded activations have the bits of those on the device, with every kind of sharding and of recomputation") {
   const std::vector<SmallLayout> layouts = {
       {1, 1, {"batch.micro=3", "model.dropout=0.1"}},
       {1, 1, {"precision.compute=bf16", "memory.recompute=selective"}},

@@ -140,7 +140,7 @@ Overrides with_budget(int64_t bytes) {
 
 }  // namespace
 
-TEST_CASE("what is run again by an optimal plan has the bits of what is kept, with all kinds of sharding and codecs",
+TEST_CASE("recomputation by an optimal plan has the bits of saved activations, with all kinds of sharding and codecs",
           "[long]") {
   int64_t from_before = 0;
   int64_t in_part = 0;
@@ -175,7 +175,7 @@ TEST_CASE("an optimal plan keeps within its budget, and is no slower than what t
     for (const RecomputePlanner& planner : planners) {
       std::vector<RecomputePoint> points = {planner.fixed({.recompute = RecomputeKind::none}),
                                             planner.fixed({.recompute = RecomputeKind::block})};
-      if (planner.costs().keeps_parts()) points.push_back(planner.fixed({.recompute = RecomputeKind::selective}));
+      if (planner.costs().saves_parts()) points.push_back(planner.fixed({.recompute = RecomputeKind::selective}));
       for (const int64_t interval : {2, 3, 5})
         points.push_back(planner.fixed({.recompute = RecomputeKind::every_nth, .recompute_interval = interval}));
       for (const RecomputePoint& point : points) {
@@ -258,7 +258,7 @@ TEST_CASE("a budget that fits the device leaves nothing of it that a block could
   CHECK(plan_rank({fit, target}).memory().arenas[MemoryClass::activations] == least);
 }
 
-TEST_CASE("what one plan runs again and copies to the host has the bits of what is kept") {
+TEST_CASE("recomputation and offload in one plan have the bits of saved activations") {
   int64_t copied = 0, copied_and_again = 0;
   for (const size_t of : {0, 4, 7, 10, 12, 15}) {
     const Layout& layout = layouts[of];
@@ -370,7 +370,7 @@ TEST_CASE(
         }
       }
       std::vector<RecomputeKind> kinds = {RecomputeKind::none, RecomputeKind::block};
-      if (planner.costs().keeps_parts()) kinds.push_back(RecomputeKind::selective);
+      if (planner.costs().saves_parts()) kinds.push_back(RecomputeKind::selective);
       for (const RecomputeKind kind : kinds) {
         const RecomputePoint hidden = planner.fixed({.recompute = kind, .offload = offload::hidden});
         INFO(layout.name << ", stage " << stage << ", hidden, " << hidden.bytes << " bytes");

@@ -194,7 +194,7 @@ TEST_CASE("rows of experts without room make the step void, and change nothing")
   CHECK(after.state == train_on_ranks(config, 2, 0, nullptr, 0, {}).state);
 }
 
-TEST_CASE("ranks with copies of weights agree on their checksums") {
+TEST_CASE("ranks with replicas of weights agree on their checksums") {
   std::vector<uint32_t> dense(4), experts(4);
   Wrapping wrapping;
   wrapping.after = [&](RankContext& rank) {

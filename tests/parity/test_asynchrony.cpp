@@ -252,7 +252,7 @@ TEST_CASE("each wait between copies and ops is needed", "[long]") {
   CHECK_THROWS_AS(results(Forgotten::await_ops), std::logic_error);
 }
 
-TEST_CASE("what is offloaded has the bits of what is kept, and each wait of its copies is needed") {
+TEST_CASE("offloaded activations have the bits of those on the device, and each wait of its copies is needed") {
   RunConfig config = small_config(Family::gpt2, {"batch.micro=2", "model.num_layers=4", "model.hidden_size=24"});
   const std::vector<double> rates(3, 1e-3);
   std::vector<int64_t> activations, on_host;

@@ -72,7 +72,8 @@ TEST_CASE("gradients in bf16 are as far from those in f32 as the CPU's, and thos
   }
 }
 
-TEST_CASE("what runs again or is offloaded gives the same bits, but where a product would give the activation, too") {
+TEST_CASE(
+    "recomputed and offloaded activations give the same bits, but where a product would give the activation, too") {
   for (const Family family : {Family::gpt2, Family::llama}) {
     for (const char* precision : {"precision.compute=fp32", "precision.compute=bf16"}) {
       INFO(precision);

@@ -33,21 +33,21 @@ RunConfig fp8_config(Family family, const std::vector<std::string>& overrides = 
 }
 
 // Computes every amax in a separate pass.
-class AmaxApart final : public ForwardingBackend {
+class SeparateAmax final : public ForwardingBackend {
  public:
-  explicit AmaxApart(std::unique_ptr<Backend> inner) : ForwardingBackend(*inner), owned_(std::move(inner)) {}
+  explicit SeparateAmax(std::unique_ptr<Backend> inner) : ForwardingBackend(*inner), owned_(std::move(inner)) {}
 
   using ForwardingBackend::run;
-  void run(const NormForward& op) override { run_apart(op, op.y); }
-  void run(const NormBackward& op) override { run_apart(op, op.dx); }
-  void run(const BranchBackward& op) override { run_apart(op, op.d_branch); }
-  void run(const ActivationForward& op) override { run_apart(op, op.y); }
-  void run(const ActivationBackward& op) override { run_apart(op, op.dx); }
+  void run(const NormForward& op) override { run_and_find_amax(op, op.y); }
+  void run(const NormBackward& op) override { run_and_find_amax(op, op.dx); }
+  void run(const BranchBackward& op) override { run_and_find_amax(op, op.d_branch); }
+  void run(const ActivationForward& op) override { run_and_find_amax(op, op.y); }
+  void run(const ActivationBackward& op) override { run_and_find_amax(op, op.dx); }
   int found() const { return found_; }
 
  private:
   template <typename Op>
-  void run_apart(Op op, const Matrix& output) {
+  void run_and_find_amax(Op op, const Matrix& output) {
     const Matrix amax = std::exchange(op.amax, {});
     inner_.run(op);
     if (!amax.given()) return;
@@ -125,13 +125,13 @@ TEST_CASE("FP8 linears give the same bits every time, recomputed, and after a ch
   std::filesystem::remove_all(folder);
 }
 
-TEST_CASE("an amax that the producing op finds gives the bits of one that is found apart", "[fp8]") {
+TEST_CASE("an amax that the producing op finds gives the bits of one that another op finds", "[fp8]") {
   for (const char* dropout : {"model.dropout=0", "model.dropout=0.1"}) {
     for (const Family family : {Family::gpt2, Family::llama}) {
       INFO(dropout);
       const RunConfig config = fp8_config(family, {dropout});
-      auto separate = std::make_unique<AmaxApart>(fp8_cuda());
-      const AmaxApart& counter = *separate;
+      auto separate = std::make_unique<SeparateAmax>(fp8_cuda());
+      const SeparateAmax& counter = *separate;
       Trainer on_the_way(config, fp8_cuda()), by_itself(config, std::move(separate));
       for (int i = 0; i < 2; ++i) CHECK(on_the_way.run().loss == by_itself.run().loss);
       CHECK(first_difference(on_the_way.state(), by_itself.state()) == "");
@@ -155,7 +155,7 @@ TEST_CASE("an FP8 weight that is not finite makes a step that is skipped", "[fp8
   }
 }
 
-TEST_CASE("copies of FP8 weights are made once in a step, and save activations", "[fp8]") {
+TEST_CASE("weights are quantized to FP8 once in a step, and save activations", "[fp8]") {
   const RunConfig config = fp8_config(Family::gpt2, {"batch.global=12"});
   const Target target = fp8_cuda()->target();
   const StepPlan fp8 = plan_rank({config, target});

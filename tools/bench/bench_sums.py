@@ -70,8 +70,8 @@ def main():
         for (way, size), pair in measure(options, network, number, ranks).items():
             times[way, size, ranks] = pair
             print(f"{way:<18}{size:>10}{ranks:>4}{pair[0]:>12.5f}{pair[1]:>12.5f}", flush=True)
-    apart = [abs(formula / measured - 1) for measured, formula in times.values()]
-    print(f"formulas off by {100 * statistics.median(apart):.0f}% (median), {100 * max(apart):.0f}% at most")
+    errors = [abs(formula / measured - 1) for measured, formula in times.values()]
+    print(f"formulas off by {100 * statistics.median(errors):.0f}% (median), {100 * max(errors):.0f}% at most")
     sizes = sorted({size for _, size, _ in times})
     most = max(options.ranks)
     def line(keys):

@@ -112,10 +112,10 @@ def load_results(file, key):
     """Returns {method: {seed: [[step, loss]]}}."""
     if not file.exists():
         return {}
-    kept = json.loads(file.read_text(encoding="utf-8"))
-    if kept["of"] != key:
-        sys.exit(f"compare_methods: {file} is of other data or steps: {kept['of']}; choose another --out")
-    return kept["losses"]
+    earlier = json.loads(file.read_text(encoding="utf-8"))
+    if earlier["of"] != key:
+        sys.exit(f"compare_methods: {file} is of other data or steps: {earlier['of']}; choose another --out")
+    return earlier["losses"]
 
 
 def table(results, methods, seeds):
@@ -124,10 +124,10 @@ def table(results, methods, seeds):
     rows = []
     for method in methods:
         losses = [results[method][seed][-1][1] for seed in seeds]
-        apart = [100 * (loss / of_base - 1) for loss, of_base in zip(losses, base)]
+        differences = [100 * (loss / of_base - 1) for loss, of_base in zip(losses, base)]
         spread = f"{statistics.stdev(losses):.4f}" if len(losses) > 1 else "-"
-        rows.append([method, f"{statistics.mean(losses):.4f}", spread, f"{statistics.mean(apart):+.2f}%",
-                     " ".join(f"{value:+.2f}%" for value in apart)])
+        rows.append([method, f"{statistics.mean(losses):.4f}", spread, f"{statistics.mean(differences):+.2f}%",
+                     " ".join(f"{value:+.2f}%" for value in differences)])
     return rows
 
 
@@ -136,9 +136,9 @@ def verdicts(results, methods, seeds):
     for method in methods:
         if method not in BOUNDS or PLAIN_SUMS not in methods:
             continue
-        apart = [results[method][seed][-1][1] - results[PLAIN_SUMS][seed][-1][1] for seed in seeds]
-        error = statistics.stdev(apart) / len(apart) ** 0.5 if len(apart) > 1 else 0
-        mean, most = statistics.mean(apart), BOUNDS[method] + 2 * error
+        differences = [results[method][seed][-1][1] - results[PLAIN_SUMS][seed][-1][1] for seed in seeds]
+        error = statistics.stdev(differences) / len(differences) ** 0.5 if len(differences) > 1 else 0
+        mean, most = statistics.mean(differences), BOUNDS[method] + 2 * error
         yield (f"{method}: {mean:+.4f} nats from {PLAIN_SUMS}, standard error {error:.4f}: "
                f"{'within' if mean <= most else 'MORE THAN'} {BOUNDS[method]} and two standard errors")
 
@@ -152,13 +152,13 @@ def write_page(folder, results, methods, seeds, rows):
         return [(points[0][0], statistics.mean(loss for _, loss in points)) for points in zip(*courses)]
 
     base = dict(mean_course(BASE))
-    apart = {method: [(step, 100 * (loss / base[step] - 1)) for step, loss in mean_course(method)] for method in methods}
+    differences = {method: [(step, 100 * (loss / base[step] - 1)) for step, loss in mean_course(method)] for method in methods}
     last = max(base)
     drawings = []
     for method, color in zip(methods, plots.COLORS * len(methods)):
-        values = [value for _, value in apart[method]] + [-1.0, 1.0]
+        values = [value for _, value in differences[method]] + [-1.0, 1.0]
         low, high = min(values), max(values)
-        drawn = [([(0, 0), (last, 0)], "#999999", 1), (apart[method], color, 1)]
+        drawn = [([(0, 0), (last, 0)], "#999999", 1), (differences[method], color, 1)]
         marks = [(value, f"{value:+g}%") for value in plots.steps_between(low, high)]
         steps = [(step, step) for step in plots.steps_between(0, last)]
         drawings.append((method, plots.line_plot(drawn, (0, last), (low, high), steps, marks)))

@@ -74,8 +74,8 @@ def ranks(options, rows, folder):
     deadline, sound = Deadline(options.seconds), True
     prepare(options.gptrain, folder, RANKS_CASE)
     devices = count_gpus()
-    apart = shutil.which("unshare") is not None
-    apart = apart and subprocess.run(["unshare", "--uts", "true"], capture_output=True, check=False).returncode == 0
+    has_unshare = shutil.which("unshare") is not None
+    has_unshare = has_unshare and subprocess.run(["unshare", "--uts", "true"], capture_output=True, check=False).returncode == 0
 
     def config(out, mesh):
         return write_config(folder, RANKS_CASE, 2, options.device, out, parallel=mesh,
@@ -104,7 +104,7 @@ def ranks(options, rows, folder):
         where = "one GPU, through the host" if devices == 1 else f"{min(devices, 2)} GPUs, as threads"
         sound = measured(f"2 ranks, {mesh}: {where}", [[options.gptrain, "train", staged, "--ranks", "2"]],
                          f"staged-{label}", expected) and sound
-        if not apart:
+        if not has_unshare:
             rows.add(f"2 ranks, {mesh}: NCCL between processes", "", mark="unshare --uts is not allowed",
                      status="skipped")
             continue
@@ -112,14 +112,14 @@ def ranks(options, rows, folder):
         sound = measured(f"2 ranks, {mesh}: NCCL between processes",
                          ranks_as_hosts(options.gptrain, ["train", linked], devices), f"nccl-{label}",
                          expected) and sound
-    return bench_collectives(options, rows, folder, config("bench", {"zero": 1}), devices, apart, deadline) and sound
+    return bench_collectives(options, rows, folder, config("bench", {"zero": 1}), devices, has_unshare, deadline) and sound
 
 
-def bench_collectives(options, rows, folder, file, devices, apart, deadline):
+def bench_collectives(options, rows, folder, file, devices, has_unshare, deadline):
     """Adds rows for the largest messages."""
     arguments = ["bench", "comm", file, "--max-bytes", str(1 << 24), "--seconds", "0.05"]
     ways = {"2 ranks as threads": [[options.gptrain, *arguments, "--ranks", "2"]]}
-    if apart:
+    if has_unshare:
         ways["2 ranks as hosts, NCCL"] = ranks_as_hosts(options.gptrain, arguments, devices)
     sound = True
     for name, commands_of_way in ways.items():

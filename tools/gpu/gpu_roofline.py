@@ -74,10 +74,10 @@ def linears(device, model, name, inputs, outputs, rows=None):
     """Returns {op: seconds} of one linear. `rows`: rows in a chunk of the head; None: all rows."""
     n = rows or model.rows
     read = 2 * (n * inputs + n * outputs + inputs * outputs)
-    kept = 2 * n * outputs if name == "ffn_in" else 0  # the pre-activation
+    saved = 2 * n * outputs if name == "ffn_in" else 0  # the pre-activation
     before = 2 * n * inputs if name == "ffn_out" else 0
     splits = SPLITS if inputs * outputs < 2 ** 23 else (1,)
-    return {"linear_forward": product_seconds(device, n, outputs, inputs, read + kept),
+    return {"linear_forward": product_seconds(device, n, outputs, inputs, read + saved),
             "linear_backward_input": product_seconds(device, n, inputs, outputs, read + before),
             "linear_backward_weight": product_seconds(device, outputs, inputs, n,
                                                       2 * n * (inputs + outputs) + 8 * inputs * outputs, splits)}

@@ -36,14 +36,14 @@ Rows rows_of(const Section& section, const TensorSpec& tensor, TensorRank tensor
 
 TensorShard whole(const TensorSpec& tensor, TensorRank tensor_rank) {
   TensorShard shard{.shape = tensor.shape, .boxes = {}};
-  shard.boxes.push_back({std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape, 0, tensor_rank.rank == 0});
+  shard.boxes.push_back({whole_box(tensor.shape), 0, tensor_rank.rank == 0});
   return shard;
 }
 
 TensorShard by_columns(const TensorSpec& tensor, TensorRank tensor_rank) {
   const int64_t cols = quotient(tensor.shape[1], tensor_rank.size, tensor);
   TensorShard shard{.shape = {tensor.shape[0], cols}, .boxes = {}};
-  shard.boxes.push_back({{0, tensor_rank.rank * cols}, shard.shape, 0, true});
+  shard.boxes.push_back({{{0, tensor_rank.rank * cols}, shard.shape}, 0, true});
   return shard;
 }
 
@@ -53,7 +53,7 @@ TensorShard by_vocabulary(const TensorSpec& tensor, TensorRank tensor_rank) {
   const int64_t first = rows * tensor_rank.rank;
   TensorShard shard{.shape = {rows, tensor.shape[1]}, .boxes = {}};
   const int64_t held = std::min(rows, tensor.shape[0] - first);
-  if (held > 0) shard.boxes.push_back({{first, 0}, {held, tensor.shape[1]}, 0, true});
+  if (held > 0) shard.boxes.push_back({{{first, 0}, {held, tensor.shape[1]}}, 0, true});
   return shard;
 }
 
@@ -66,7 +66,7 @@ TensorShard by_rows(const TensorSpec& tensor, TensorRank tensor_rank) {
   for (const Section& section : tensor.sections) {
     const Rows rows = rows_of(section, tensor, tensor_rank);
     const int64_t first = section_first + rows.first;
-    ShardBox box{{first}, {rows.count}, local_rows * cols, rows.owned};
+    ShardBox box{{{first}, {rows.count}}, local_rows * cols, rows.owned};
     if (matrix) {
       box.offset.push_back(0);
       box.shape.push_back(cols);
@@ -116,7 +116,6 @@ void number_blocks(const TensorSpec& tensor, TensorRank tensor_rank, TensorShard
 
 }  // namespace
 
-int64_t ShardBox::count() const { return element_count(shape); }
 int64_t TensorShard::count() const { return element_count(shape); }
 
 bool TensorShard::any_owned() const {
@@ -187,22 +186,22 @@ std::vector<TensorShard> shard_tensors(const ModelSpec& spec, TensorRank tensor_
 
 std::shared_ptr<const std::vector<TensorShard>> shared_shards(const std::shared_ptr<const ModelSpec>& spec,
                                                               TensorRank tensor_rank, ExpertRank expert_rank) {
-  struct Kept {
+  struct Cached {
     std::shared_ptr<const ModelSpec> spec;
     TensorRank tensor_rank;
     ExpertRank expert_rank;
     std::shared_ptr<const std::vector<TensorShard>> shards;
   };
-  constexpr size_t most_kept = 4;  // tensor ranks of a stage are of at most three kinds in most models
+  constexpr size_t most_cached = 4;  // tensor ranks of a stage are of at most three kinds in most models
   static std::mutex mutex;
-  static std::deque<Kept> kept;
+  static std::deque<Cached> cache;
   const std::lock_guard lock(mutex);
-  for (const Kept& known : kept)
+  for (const Cached& known : cache)
     if (known.spec == spec && known.tensor_rank == tensor_rank && known.expert_rank == expert_rank) return known.shards;
-  if (kept.size() == most_kept) kept.pop_front();
-  kept.push_back({spec, tensor_rank, expert_rank,
-                  std::make_shared<const std::vector<TensorShard>>(shard_tensors(*spec, tensor_rank, expert_rank))});
-  return kept.back().shards;
+  if (cache.size() == most_cached) cache.pop_front();
+  cache.push_back({spec, tensor_rank, expert_rank,
+                   std::make_shared<const std::vector<TensorShard>>(shard_tensors(*spec, tensor_rank, expert_rank))});
+  return cache.back().shards;
 }
 
 void keep_table_copy(const ModelSpec& spec, std::vector<TensorShard>& shards) {

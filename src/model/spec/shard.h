@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "model/spec/box.h"
 #include "model/spec/spec.h"
 
 namespace gptrain::inline spec {
@@ -29,13 +30,10 @@ struct ExpertRank {
 };
 
 // A box of the global tensor's true shape, contiguous and row-major in the rank's local tensor.
-struct ShardBox {
-  std::vector<int64_t> offset, shape;  // in the global tensor
-  int64_t local_offset;                // elements from the start of the local tensor
+struct ShardBox : Box {
+  int64_t local_offset;  // elements from the start of the local tensor
   // False if a lower rank holds the same elements; the lower rank writes them and counts them in the gradient's norm.
   bool owned;
-
-  int64_t count() const;
 };
 
 struct TensorShard {

@@ -112,11 +112,11 @@ TEST_CASE("A whole tensor is stored under its own name, a box under its offset",
   save_checkpoint(out.path(), make_manifest(5), parts.slices);
   const InputFile file(out.path() / "checkpoints/step-00000005/rank-00000.safetensors");
   const SafetensorsHeader header = read_safetensors_header(file);
-  REQUIRE(header.entries.size() == 3);
-  CHECK(header.entries[0].tensor.name == "weight/a@0,0");
-  CHECK(header.entries[1].tensor.name == "weight/a@0,2");
-  CHECK(header.entries[1].tensor.shape == std::vector<int64_t>{4, 4});
-  CHECK(header.entries[2].tensor.name == "weight/b");
+  REQUIRE(header.tensors.size() == 3);
+  CHECK(header.tensors[0].name == "weight/a@0,0");
+  CHECK(header.tensors[1].name == "weight/a@0,2");
+  CHECK(header.tensors[1].shape == std::vector<int64_t>{4, 4});
+  CHECK(header.tensors[2].name == "weight/b");
   CHECK(header.metadata.at("weight/a@0,2") == R"({"global_shape":[4,6],"offset":[0,2],"tensor":"weight/a"})");
 }
 
@@ -218,8 +218,8 @@ TEST_CASE("What is more than a part goes to several files, and is read as ever",
     const auto& files = contents.stored.files;
     CHECK(files.front().name == (part_bytes == usual ? "rank-00000.safetensors" : "rank-00000-00000.safetensors"));
     std::vector<int64_t> bytes(files.size());
-    for (const auto& [name, tensor] : contents.tensors) {
-      for (const StoredSlice& box : tensor.boxes) bytes[box.file] += box.entry.bytes;
+    for (const auto& [name, slices] : contents.tensors) {
+      for (const Slice& slice : slices) bytes[slice.file] += slice.bytes();
     }
     for (const int64_t of_file : bytes) CHECK((of_file > 0 && of_file <= part_bytes));
     if (part_bytes == 800) CHECK(files.size() == 2);  // 600 bytes, and 640 + 132 + 4
@@ -234,7 +234,7 @@ TEST_CASE("Slices that cannot be a checkpoint are refused, and nothing is left",
   add_part(overlapping, tensor, {{2, 0}, {2, 6}});
   Parts outside;
   add_part(outside, tensor, whole(tensor));
-  outside.slices[0].offset = {1, 0};
+  outside.slices[0].box.offset = {1, 0};
   Parts two_shapes;
   add_part(two_shapes, tensor, {{0, 0}, {1, 6}});
   add_part(two_shapes, tensor, {{1, 0}, {1, 6}});
@@ -322,12 +322,8 @@ TEST_CASE("inspect_checkpoint prints the run's place and the tensors", "[checkpo
 // Elements [first, first + rows) of a [rows, 5] tensor whose values are the indices, exact in bf16.
 Slice rows_of(const char* name, int64_t first, std::vector<bf16>& data) {
   const auto rows = static_cast<int64_t>(data.size()) / 5;
-  return {.name = name,
-          .global_shape = {20, 5},
-          .offset = {first, 0},
-          .shape = {rows, 5},
-          .data = data.data(),
-          .dtype = DType::bf16};
+  return {
+      .name = name, .global_shape = {20, 5}, .box = {{first, 0}, {rows, 5}}, .data = data.data(), .dtype = DType::bf16};
 }
 
 TEST_CASE("Tensors in bf16 are loaded as they are, or as f32, and f32 is never rounded", "[checkpoint]") {
@@ -335,11 +331,10 @@ TEST_CASE("Tensors in bf16 are loaded as they are, or as f32, and f32 is never r
   std::vector<bf16> upper(60), lower(40);
   for (size_t i = 0; i < 100; ++i) (i < 60 ? upper[i] : lower[i - 60]) = to_bf16(static_cast<float>(i));
   std::vector<float> moments(100, 1.25F);
-  save_checkpoint(
-      out.path(), make_manifest(3),
-      {rows_of("weight/m", 0, upper),
-       rows_of("weight/m", 12, lower),
-       {.name = "exp_avg/m", .global_shape = {20, 5}, .offset = {0, 0}, .shape = {20, 5}, .data = moments.data()}});
+  save_checkpoint(out.path(), make_manifest(3),
+                  {rows_of("weight/m", 0, upper),
+                   rows_of("weight/m", 12, lower),
+                   {.name = "exp_avg/m", .global_shape = {20, 5}, .box = {{0, 0}, {20, 5}}, .data = moments.data()}});
   const fs::path saved = list_checkpoints(out.path()).front().path;
   CHECK_NOTHROW(verify_checkpoint(saved));
   CHECK(lacking(inspect_checkpoint(saved), {"weight/m   [20, 5]  bf16   2", "exp_avg/m  [20, 5]  f32    1"}) == "");
@@ -347,9 +342,8 @@ TEST_CASE("Tensors in bf16 are loaded as they are, or as f32, and f32 is never r
   // Rows 10 to 14 lie in both boxes; one load fills slices of either type.
   std::vector<bf16> narrow(25);
   std::vector<float> wide(25);
-  load_slices(saved,
-              {rows_of("weight/m", 10, narrow),
-               {.name = "weight/m", .global_shape = {20, 5}, .offset = {10, 0}, .shape = {5, 5}, .data = wide.data()}});
+  load_slices(saved, {rows_of("weight/m", 10, narrow),
+                      {.name = "weight/m", .global_shape = {20, 5}, .box = {{10, 0}, {5, 5}}, .data = wide.data()}});
   for (size_t i = 0; i < 25; ++i) {
     CHECK(to_float(narrow[i]) == static_cast<float>(50 + i));
     CHECK(wide[i] == static_cast<float>(50 + i));
@@ -362,10 +356,9 @@ TEST_CASE("The boxes of a tensor have one dtype", "[checkpoint]") {
   const TemporaryFolder out;
   std::vector<bf16> upper(60);
   std::vector<float> lower(40);
-  save_checkpoint(
-      out.path(), make_manifest(3),
-      {rows_of("weight/m", 0, upper),
-       {.name = "weight/m", .global_shape = {20, 5}, .offset = {12, 0}, .shape = {8, 5}, .data = lower.data()}});
+  save_checkpoint(out.path(), make_manifest(3),
+                  {rows_of("weight/m", 0, upper),
+                   {.name = "weight/m", .global_shape = {20, 5}, .box = {{12, 0}, {8, 5}}, .data = lower.data()}});
   CHECK(lacking(error_of([&] { verify_checkpoint(list_checkpoints(out.path()).front().path); }),
                 {"is damaged: slice \"weight/m@0,0\" is of a tensor of bf16, another slice of it of f32"}) == "");
 }
@@ -376,7 +369,7 @@ TEST_CASE("Saving and loading take only a few MiB beside the tensors", "[checkpo
     constexpr int64_t elements = int64_t{12} << 20;  // 48 MiB
     std::vector<float> data(static_cast<size_t>(elements), 1.25F);
     const std::vector<Slice> slices = {
-        {.name = "weight/a", .global_shape = {elements}, .offset = {0}, .shape = {elements}, .data = data.data()}};
+        {.name = "weight/a", .global_shape = {elements}, .box = {{0}, {elements}}, .data = data.data()}};
     const auto peak_kib = [] {
       rusage usage{};
       ::getrusage(RUSAGE_SELF, &usage);

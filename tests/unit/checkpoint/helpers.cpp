@@ -48,7 +48,7 @@ Tensor make_tensor(const std::string& name, const std::vector<int64_t>& shape, u
   return tensor;
 }
 
-Box whole(const Tensor& tensor) { return {std::vector<int64_t>(tensor.shape.size(), 0), tensor.shape}; }
+Box whole(const Tensor& tensor) { return whole_box(tensor.shape); }
 
 void add_part(Parts& parts, const Tensor& tensor, const Box& box) {
   // Computes element by element from the definition of row-major order, without the code under test.
@@ -66,20 +66,14 @@ void add_part(Parts& parts, const Tensor& tensor, const Box& box) {
     values.push_back(tensor.data[static_cast<size_t>(at)]);
   }
   parts.storage.push_back(std::move(values));
-  parts.slices.push_back({.name = tensor.name,
-                          .global_shape = tensor.shape,
-                          .offset = box.offset,
-                          .shape = box.shape,
-                          .data = parts.storage.back().data()});
+  parts.slices.push_back(
+      {.name = tensor.name, .global_shape = tensor.shape, .box = box, .data = parts.storage.back().data()});
 }
 
 void add_empty_part(Parts& parts, const Tensor& tensor, const Box& box) {
   parts.storage.emplace_back(static_cast<size_t>(num_elements(box.shape).value()), -12345.0F);
-  parts.slices.push_back({.name = tensor.name,
-                          .global_shape = tensor.shape,
-                          .offset = box.offset,
-                          .shape = box.shape,
-                          .data = parts.storage.back().data()});
+  parts.slices.push_back(
+      {.name = tensor.name, .global_shape = tensor.shape, .box = box, .data = parts.storage.back().data()});
 }
 
 bool same_bits(const Parts& a, const Parts& b) {
@@ -94,7 +88,7 @@ int64_t random_below(Random& random, int64_t limit) {
 }
 
 std::vector<Box> random_partition(Random& random, const std::vector<int64_t>& shape, int count) {
-  std::vector<Box> boxes = {{std::vector<int64_t>(shape.size(), 0), shape}};
+  std::vector<Box> boxes = {whole_box(shape)};
   for (int i = 1; i < count && !shape.empty(); ++i) {
     const auto chosen = static_cast<size_t>(random_below(random, static_cast<int64_t>(boxes.size())));
     const auto d = static_cast<size_t>(random_below(random, static_cast<int64_t>(shape.size())));

@@ -35,10 +35,10 @@ std::map<std::string, Exported> read_exported(const fs::path& out, const std::st
   const SafetensorsHeader header = read_safetensors_header(file);
   CHECK(header.metadata == SafetensorsMetadata{{"format", "pt"}});
   std::map<std::string, Exported> tensors;
-  for (const SafetensorsEntry& entry : header.entries) {
-    Exported tensor{entry.tensor.shape, entry.tensor.dtype, std::vector<std::byte>(static_cast<size_t>(entry.bytes))};
-    file.read(entry.offset, tensor.bytes.data(), entry.bytes);
-    tensors.emplace(entry.tensor.name, std::move(tensor));
+  for (const SafetensorsTensor& stored : header.tensors) {
+    Exported tensor{stored.shape, stored.dtype, std::vector<std::byte>(static_cast<size_t>(stored.bytes))};
+    file.read(stored.offset, tensor.bytes.data(), stored.bytes);
+    tensors.emplace(stored.name, std::move(tensor));
   }
   return tensors;
 }

@@ -25,9 +25,9 @@ struct Given {
 inline std::vector<Given> read_tensors(const std::filesystem::path& path) {
   const InputFile file(path);
   std::vector<Given> all;
-  for (const SafetensorsEntry& entry : read_safetensors_header(file).entries) {
-    all.push_back({entry.tensor, std::vector<std::byte>(static_cast<size_t>(entry.bytes))});
-    file.read(entry.offset, all.back().bytes.data(), entry.bytes);
+  for (const SafetensorsTensor& tensor : read_safetensors_header(file).tensors) {
+    all.push_back({tensor, std::vector<std::byte>(static_cast<size_t>(tensor.bytes))});
+    file.read(tensor.offset, all.back().bytes.data(), tensor.bytes);
   }
   return all;
 }

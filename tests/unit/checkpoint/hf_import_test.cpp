@@ -22,13 +22,9 @@ namespace {
 
 std::vector<float> weight(const fs::path& checkpoint, const std::string& name) {
   const Contents contents = read_contents(checkpoint);
-  const std::vector<int64_t>& shape = contents.tensors.at(name).global_shape;
+  const std::vector<int64_t>& shape = contents.tensors.at(name).front().global_shape;
   std::vector<float> values(static_cast<size_t>(*num_elements(shape)));
-  load_slices(contents, {{.name = name,
-                          .global_shape = shape,
-                          .offset = std::vector<int64_t>(shape.size(), 0),
-                          .shape = shape,
-                          .data = values.data()}});
+  load_slices(contents, {{.name = name, .global_shape = shape, .box = whole_box(shape), .data = values.data()}});
   return values;
 }
 

@@ -33,6 +33,10 @@ std::string header_error(const std::filesystem::path& folder, const std::string&
   return error_of([&] { read_safetensors_header(InputFile(folder / "x.safetensors")); });
 }
 
+uint32_t stream(const InputFile& file, const SafetensorsTensor& tensor, const SafetensorsPiece& piece) {
+  return stream_tensor(file, tensor.offset, tensor.bytes, piece);
+}
+
 }  // namespace
 
 TEST_CASE("A written file has the bytes of the format", "[safetensors]") {
@@ -74,16 +78,16 @@ TEST_CASE("A written file has the bytes of the format", "[safetensors]") {
 
   const InputFile file(path);
   const SafetensorsHeader read = read_safetensors_header(file);
-  REQUIRE(read.entries.size() == 4);
+  REQUIRE(read.tensors.size() == 4);
   CHECK(read.crc32c == writer.header_crc32c());
   CHECK(read.metadata == SafetensorsMetadata{{"key", "text \xC3\xA9"}});
-  CHECK(read.entries[0].tensor.name == "b");
-  CHECK(read.entries[0].tensor.shape == std::vector<int64_t>{2, 3});
-  CHECK(read.entries[1].tensor.name.empty());
-  CHECK(read.entries[1].tensor.dtype == DType::bf16);
-  CHECK(read.entries[2].bytes == 0);
-  CHECK(read.entries[3].offset == static_cast<int64_t>(8 + length + 30));
-  CHECK(stream_tensor(file, read.entries[0], [&](const std::byte* data, int64_t offset, int64_t bytes) {
+  CHECK(read.tensors[0].name == "b");
+  CHECK(read.tensors[0].shape == std::vector<int64_t>{2, 3});
+  CHECK(read.tensors[1].name.empty());
+  CHECK(read.tensors[1].dtype == DType::bf16);
+  CHECK(read.tensors[2].bytes == 0);
+  CHECK(read.tensors[3].offset == static_cast<int64_t>(8 + length + 30));
+  CHECK(stream(file, read.tensors[0], [&](const std::byte* data, int64_t offset, int64_t bytes) {
           CHECK(offset == 0);
           CHECK(bytes == 24);
           CHECK(std::memcmp(data, values.data(), 24) == 0);
@@ -103,7 +107,7 @@ TEST_CASE("A tensor larger than the buffers streams through whole", "[safetensor
   int64_t expected_offset = 0;
   bool same = true;
   const auto header = read_safetensors_header(file);
-  CHECK(stream_tensor(file, header.entries.at(0), [&](const std::byte* data, int64_t offset, int64_t n) {
+  CHECK(stream(file, header.tensors.at(0), [&](const std::byte* data, int64_t offset, int64_t n) {
           same = same && offset == expected_offset &&
                  std::memcmp(data, tensor.data.data() + offset / 4, static_cast<size_t>(n)) == 0;
           expected_offset += n;
@@ -118,10 +122,10 @@ TEST_CASE("A file another program wrote is read: any order, spaces, no metadata"
     "a": {"data_offsets":[0,6],"dtype":"U16","shape":[3,1]} }     )",
                                           22));
   const auto header = read_safetensors_header(InputFile(folder.path() / "x"));
-  REQUIRE(header.entries.size() == 2);
-  CHECK(header.entries[0].tensor.name == "a");
-  CHECK(header.entries[1].tensor.name == "z");
-  CHECK(header.entries[1].bytes == 16);
+  REQUIRE(header.tensors.size() == 2);
+  CHECK(header.tensors[0].name == "a");
+  CHECK(header.tensors[1].name == "z");
+  CHECK(header.tensors[1].bytes == 16);
   CHECK(header.metadata.empty());
 }
 
@@ -241,7 +245,7 @@ TEST_CASE("A large file is written past the system's cache, in pieces of any siz
   const InputFile file(path);
   const auto header = read_safetensors_header(file);
   int64_t wrong = 0;
-  CHECK(stream_tensor(file, header.entries.at(0), [&](const std::byte* piece, int64_t offset, int64_t bytes) {
+  CHECK(stream(file, header.tensors.at(0), [&](const std::byte* piece, int64_t offset, int64_t bytes) {
           wrong += std::memcmp(piece, data.data() + offset, static_cast<size_t>(bytes)) != 0;
         }) == crc);
   CHECK(wrong == 0);

@@ -79,10 +79,10 @@ TEST_CASE("Each byte that ranks need is read by one of them", "[shared load]") {
   const fs::path checkpoint = save_boxes(out.path());
   const Contents contents = read_contents(checkpoint);
   int64_t stored = 0, largest = 0;
-  for (const auto& [name, tensor] : contents.tensors) {
-    for (const StoredSlice& box : tensor.boxes) {
-      stored += box.entry.bytes;
-      largest = std::max(largest, box.entry.bytes);
+  for (const auto& [name, slices] : contents.tensors) {
+    for (const Slice& slice : slices) {
+      stored += slice.bytes();
+      largest = std::max(largest, slice.bytes());
     }
   }
   CHECK(stored == static_cast<int64_t>(4 * (wide_table.data.size() + tall_table.data.size() + short_list.data.size())));
@@ -116,10 +116,9 @@ TEST_CASE("Ranks read a share of the headers each, and all know the whole", "[sh
     for (int rank = 0; rank < ranks; ++rank) headers.push_back(read_headers(checkpoint, stored, rank, ranks));
     CHECK(headers.back().empty() == (ranks == 7));
     const Contents contents = contents_of(checkpoint, stored, headers);
-    const StoredTensor& table = contents.tensors.at(tall_table.name);
-    REQUIRE(table.boxes.size() == 5);
-    for (size_t i = 0; i < 5; ++i)
-      CHECK(table.boxes[i].box.offset[0] == 600 * static_cast<int64_t>(table.boxes[i].file));
+    const std::vector<Slice>& slices = contents.tensors.at(tall_table.name);
+    REQUIRE(slices.size() == 5);
+    for (const Slice& slice : slices) CHECK(slice.box.offset[0] == 600 * static_cast<int64_t>(slice.file));
     // A rank that found another file than the others.
     headers.front().pop_back();
     CHECK(lacking(error_of([&] { contents_of(checkpoint, stored, headers); }), {checkpoint.string(), "changed"}) == "");

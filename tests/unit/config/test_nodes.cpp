@@ -107,7 +107,8 @@ TEST_CASE("keys of communication by node are refused where they have no effect o
   CHECK(fault({"comm.hierarchy=flat", "comm.ranks_per_node=2"}) ==
         "comm.ranks_per_node = 2: has no effect with comm.hierarchy = \"flat\" (try 0)");
   CHECK(refusal(base, {"comm.hierarchy=node", R"(parallel.local_steps={"islands":2,"every":10})"}, 2) ==
-        "comm.hierarchy = \"node\": must be \"auto\" or \"flat\" with parallel.local_steps, whose islands sum apart "
+        "comm.hierarchy = \"node\": must be \"auto\" or \"flat\" with parallel.local_steps, whose islands sum by "
+        "themselves "
         "(try \"auto\")");
   const auto copied = [](Overrides more) {
     more.insert(more.begin(), {"parallel.zero=1", "parallel.zero_node_copy=true"});

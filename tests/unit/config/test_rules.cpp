@@ -301,12 +301,10 @@ TEST_CASE("a key that would have no effect is refused") {
   CHECK(fault({"memory.saved_inputs=12"}) == "memory.saved_inputs = 12: must be 16 or 8 (try 8)");
   CHECK(fault({"memory.saved_inputs=4"}) == "memory.saved_inputs = 4: must be at least 8 and at most 16 (try 8)");
   CHECK(fault({"memory.saved_inputs=8", "memory.recompute=selective"}) ==
-        "memory.saved_inputs = 8: cannot be combined with memory.recompute = \"selective\", which runs a norm again "
-        "from an "
-        "input "
-        "that must be exact (try 16)");
+        "memory.saved_inputs = 8: cannot be combined with memory.recompute = \"selective\", which recomputes a norm "
+        "from an input that must be exact (try 16)");
   CHECK(fault({"memory.saved_inputs=8", "memory.recompute=ffn"}) ==
-        "memory.saved_inputs = 8: cannot be combined with memory.recompute = \"ffn\", which runs a norm again from an "
+        "memory.saved_inputs = 8: cannot be combined with memory.recompute = \"ffn\", which recomputes a norm from an "
         "input that must be exact (try 16)");
   CHECK(fault({"memory.saved_inputs=8", "precision.compute=bf16", "precision.linears=fp8", "run.device=auto"}) ==
         "memory.saved_inputs = 8: cannot be combined with precision.linears = \"fp8\", which saves inputs in 8 bits "
@@ -324,8 +322,8 @@ TEST_CASE("a key that would have no effect is refused") {
         "multiple of parallel.tensor = 2 (try {})");
   const std::string int8 = R"(comm.compression={"kind":"int8"})";
   CHECK(fault({int8, "precision.compute=fp16", "run.device=auto"}) ==
-        "comm.compression = {...}: cannot be combined with precision.compute = \"fp16\": kept errors would be "
-        "multiplied by an old loss scale (try {})");
+        "comm.compression = {...}: cannot be combined with precision.compute = \"fp16\": error feedback would "
+        "add errors with an old loss scale (try {})");
   CHECK(fault({R"(comm.compression={"kind":"int8","start_step":1000})", "run.steps=1000"})
             .ends_with("comm.compression = {...}: compresses nothing, as its start_step is not less than run.steps = "
                        "1000 (try {})"));

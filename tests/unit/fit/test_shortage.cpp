@@ -334,7 +334,7 @@ TEST_CASE("settings that a host holds one by one are not offered together where 
       fmt::format(", which fits; and {} of the host's memory for the 8 ranks of a node", bytes_text(more))));
 }
 
-TEST_CASE("copies are offered to a run that recomputation alone does not make fit", "[long]") {
+TEST_CASE("offload is offered to a run that recomputation alone does not make fit", "[long]") {
   // An early stage of a deep pipeline holds the inputs of all micro-batches in flight.
   const std::vector<std::string> deep = {"parallel.pipeline=16", "batch.micro=260", "batch.global=4160",
                                          "memory.recompute=optimal", "memory.loss_chunk_tokens=2048"};

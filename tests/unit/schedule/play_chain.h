@@ -78,18 +78,18 @@ class Play {
   void forward(int32_t unit, int64_t bytes_beside) {
     const auto index = static_cast<size_t>(unit);
     const ChainUnit& u = chain_.units[index];
-    const int64_t left = choices_[index].keeps_part ? u.part_bytes + u.rest_bytes : u.saved_bytes;
+    const int64_t left = choices_[index].saves_part ? u.part_bytes + u.rest_bytes : u.saved_bytes;
     begin(bytes_beside + u.written_bytes() - left);
     use_input(unit);
     leave(places_[index].output, u.output_bytes);
     leave_saved(unit);
-    if (choices_[index].keeps_part) leave(places_[index].part, u.part_bytes);
+    if (choices_[index].saves_part) leave(places_[index].part, u.part_bytes);
   }
 
   void leave_saved(int32_t unit) {
     const auto index = static_cast<size_t>(unit);
     const ChainUnit& u = chain_.units[index];
-    leave(places_[index].saved, choices_[index].keeps_part ? u.rest_bytes : u.saved_bytes);
+    leave(places_[index].saved, choices_[index].saves_part ? u.rest_bytes : u.saved_bytes);
   }
 
   void backward(int32_t unit) {
@@ -125,7 +125,7 @@ inline int64_t offloaded_bytes(const Chain& chain, const UnitChoices& choices, s
   if (part == OffloadedPart::none) return 0;
   const int64_t input = unit > 0 ? chain.units[unit - 1].output_bytes : chain.input_bytes;
   if (part == OffloadedPart::input) return input;
-  return input + (choices[unit].keeps_part ? u.part_bytes : u.saved_bytes);
+  return input + (choices[unit].saves_part ? u.part_bytes : u.saved_bytes);
 }
 
 }  // namespace gptrain::testing

@@ -78,7 +78,7 @@ TEST_CASE("the gradient of a unit's output lives as long as the unit says") {
   }
 }
 
-TEST_CASE("copies of weights are made once a step, with ZeRO 3 for each action") {
+TEST_CASE("weights are quantized to FP8 once a step, with ZeRO 3 for each action") {
   for (const int32_t zero : {0, 3}) {
     std::vector<UnitTraits> units = plain_units(5);
     for (UnitTraits& unit : units) unit.prepares_weights = unit.kind == UnitKind::block;
@@ -101,9 +101,9 @@ TEST_CASE("units run again from the input of one before them, as often as is ask
     for (const Action& action : schedule.actions)
       if (action.micro_batch == 1 && (is_recomputation(action.kind) || action.kind == ActionKind::backward_input))
         text += fmt::format("{}{} ",
-                            action.kind == ActionKind::forward_again ? "f"
-                            : is_recomputation(action.kind)          ? "r"
-                                                                     : "B",
+                            action.kind == ActionKind::recompute_output ? "f"
+                            : is_recomputation(action.kind)             ? "r"
+                                                                        : "B",
                             action.unit);
     CHECK(text == "B6 B5 f2 f3 r4 B4 f0 f1 f2 r3 B3 r2 B2 r1 B1 ");
     // Before unit 5 only the input streams of unit 2's pass and of unit 5 stay.
@@ -143,7 +143,7 @@ TEST_CASE("the checker finds every kind of unsound schedule") {
     units[3].recompute_from = 2;
     Schedule schedule = training_schedule({.micro_batches = 3, .units = units});
     REQUIRE(check(schedule) == "");
-    erase(schedule, find(schedule, ActionKind::forward_again, 2));
+    erase(schedule, find(schedule, ActionKind::recompute_output, 2));
     CHECK(check(schedule).find("its input is not there") != std::string::npos);
   }
   SECTION("what a dropped forward has saved is read") {
