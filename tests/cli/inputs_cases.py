@@ -54,7 +54,7 @@ class Tokens(FormatCase):
                 for name in names:
                     archive.writestr(name, "x" * 50)
             self.refuse_all("a", f"a is {kind}: ")
-        for suffix, kind in ((".docx", "a Word file"), (".xlsx", "an Excel file"), (".npz", "a numpy archive"), (".epub", "an EPUB book")):
+        for suffix, kind in ((".docx", "a Word file"), (".XLSX", "an Excel file"), (".npz", "a numpy archive"), (".epub", "an EPUB book")):
             self.path("a").rename(self.path("a" + suffix))
             self.refuse_all("a" + suffix, f"a{suffix} is {kind}: ")
             self.path("a" + suffix).rename(self.path("a"))
@@ -115,6 +115,8 @@ class Ends(FormatCase):
         self.refuse_all(self.write("a.csv", "id,body,,long name\n1,x,y,z\n"), 'no column "text" (name another with --field); its columns are '
                                                                            'id, body, "", long name')
         self.refuse_all(self.write("b.tsv", "\t".join(f"c{i}" for i in range(50)) + "\n"), "c18, c19 and 30 more")
+        for content in ("", "\n\nid,text\n1,x\n"):
+            self.refuse_all(self.write("c.csv", content), "its columns are none: the line is empty")
 
     def test_a_pipe(self):
         os.mkfifo(self.path("pipe"))

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <strings.h>
 #include <system_error>
 
 #include "base/error.h"
@@ -60,7 +61,7 @@ constexpr std::string_view save_array = "token arrays are not packed: np.save ma
 
 // Zip archives that are files of a program, told by the suffix or by the names of their first entries.
 struct ZipForm {
-  std::string_view suffix;
+  const char* suffix;
   std::string_view first_entry;  // the first entry's name begins or ends with this
   std::string_view entry;        // another name that the start holds; empty: none is needed
   std::string_view name;
@@ -181,7 +182,8 @@ std::string_view wide_encoding(std::string_view start) {
   for (const ZipForm& form : zip_forms) {
     const bool has_entries = (first.starts_with(form.first_entry) || first.ends_with(form.first_entry)) &&
                              start.find(form.entry) != std::string_view::npos;
-    if (has_entries || path.extension() == form.suffix) refuse_format(path, form.name, form.remedy);
+    const bool is_named = ::strcasecmp(path.extension().c_str(), form.suffix) == 0;
+    if (has_entries || is_named) refuse_format(path, form.name, form.remedy);
   }
   refuse_format(path, "a zip archive", unpack);
 }

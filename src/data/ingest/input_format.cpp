@@ -157,6 +157,7 @@ struct CsvHeader {
 std::string listed(const std::vector<std::string>& names) {
   constexpr size_t most_names = 20;
   constexpr size_t most_bytes = 40;
+  if (names.size() == 1 && names[0].empty()) return "none: the line is empty";
   std::string text;
   for (size_t i = 0; i < std::min(names.size(), most_names); ++i)
     text += (i > 0 ? ", " : "") + (names[i].empty() ? "\"\"" : printable(names[i], most_bytes));
