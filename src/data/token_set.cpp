@@ -160,7 +160,8 @@ struct NumberedName {
   fs::path path_of(int64_t other) const { return fmt::format("{}{:06}{}", name, other, suffix); }
 };
 
-// Returns nullopt for other names. The first digit is 0, as no set has 100,000 files, and dates (202401) are none.
+// Returns nullopt for other names. The first two digits are 0, as in no date (202401, 310124), and no set has 10,000
+// files.
 std::optional<NumberedName> numbered_name_of(const fs::path& file) {
   constexpr size_t digits = 6;
   const std::string suffix = file.extension().native();
@@ -169,7 +170,8 @@ std::optional<NumberedName> numbered_name_of(const fs::path& file) {
   const size_t first = stem.size() - digits;
   int64_t number = -1;
   const char* const end = stem.data() + stem.size();
-  if (stem[first - 1] != '_' || stem[first] != '0' || std::from_chars(stem.data() + first, end, number).ptr != end)
+  if (stem[first - 1] != '_' || stem.compare(first, 2, "00") != 0 ||
+      std::from_chars(stem.data() + first, end, number).ptr != end)
     return std::nullopt;
   return NumberedName{stem.substr(0, first), number, suffix};
 }
