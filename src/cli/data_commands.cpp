@@ -102,7 +102,10 @@ void add_pack_command(CLI::App& data) {
   CLI::App* command = data.add_subcommand("pack", "tokenize texts into PREFIX.bin and PREFIX.idx");
   command->add_option("INPUT", options.inputs, "text, JSON, CSV, Parquet, also compressed: files, folders, patterns, -")
       ->required();
-  command->add_option("--out", packing->out, "write PREFIX.bin and PREFIX.idx")->required()->type_name("PREFIX");
+  command->add_option("--out", packing->out, "write PREFIX.bin and PREFIX.idx")
+      ->required()
+      ->check(some_text())
+      ->type_name("PREFIX");
   command
       ->add_option("--tokenizer", packing->tokenizer,
                    "bytes, tokenizer.json, tiktoken file, SentencePiece .model, a folder")
@@ -125,7 +128,7 @@ void add_pack_command(CLI::App& data) {
       ->check(whole_number_from(1))
       ->type_name("LENGTH");
   command->add_option("--threads", options.threads, "number of threads (default: one for each core)")
-      ->check(whole_number_from(1))
+      ->check(number_of_threads())
       ->type_name("N");
   command->add_flag("--resume", options.resume, "continue a stopped pack after its last complete shard");
   command->add_option("--on-bad-line", packing->on_bad_line, "at a document that cannot be read: stop, or skip it")

@@ -1,5 +1,6 @@
 #include "cli/option_checks.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -8,7 +9,9 @@
 #include <string>
 #include <system_error>
 
+#include "base/control_group.h"
 #include "base/error.h"
+#include "base/units.h"
 
 namespace gptrain::inline cli {
 namespace {
@@ -59,6 +62,21 @@ CLI::Validator positive_number() {
 
 CLI::Validator some_text() {
   return CLI::Validator([](std::string& text) { return text.empty() ? std::string("is empty") : std::string(); }, "");
+}
+
+CLI::Validator number_of_threads() {
+  return CLI::Validator(
+      [](std::string& text) {
+        constexpr int64_t usual_most = 64;
+        constexpr int64_t most_per_core = 4;
+        const int cores = usable_cores();
+        const int64_t most = std::max(usual_most, most_per_core * cores);
+        const auto value = parse<int64_t>(text);
+        if (value && *value >= 1 && *value <= most) return std::string();
+        return fmt::format("{} is not a whole number from 1 to {}, the most for the {} that this process may use", text,
+                           most, format_counted(cores, "core"));
+      },
+      "");
 }
 
 void refuse_same_file(const OutputPath& first, const OutputPath& second) {

@@ -83,6 +83,8 @@ void add_data_verify_command(CLI::App& data) {
       return lines;
     }));
     verify_packs(files);
+    if (const std::string warning = warning_of_two_tokenizers(files); !warning.empty())
+      print_err("warning: {}\n", warning);
     print_out("{}: all {} verified\n", *prefix, format_counted(std::ssize(files), "token file"));
   });
 }
@@ -126,8 +128,10 @@ void add_convert_command(CLI::App& data) {
   };
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = data.add_subcommand("convert", "convert token files of Megatron-LM, llm.c, nanoGPT and numpy");
-  command->add_option("IN", arguments->options.in, "a PREFIX or a file; its content tells the format")->required();
-  command->add_option("OUT", arguments->options.out, "a PREFIX or a file")->required();
+  command->add_option("IN", arguments->options.in, "a PREFIX or a file; its content tells the format")
+      ->required()
+      ->check(some_text());
+  command->add_option("OUT", arguments->options.out, "a PREFIX or a file")->required()->check(some_text());
   static const std::map<std::string, TokenFormat> formats = {{"megatron", TokenFormat::megatron},
                                                              {"llm.c", TokenFormat::llmc},
                                                              {"nanogpt", TokenFormat::nanogpt},
@@ -168,7 +172,10 @@ void add_join_command(CLI::App& data) {
   CLI::App* command = data.add_subcommand("join", "join several token files into one");
   command->add_option("PREFIX", arguments->inputs, "in order: token files, PREFIXes of shards, folders, patterns")
       ->required();
-  command->add_option("--out", arguments->out, "write PREFIX.bin and PREFIX.idx")->required()->type_name("PREFIX");
+  command->add_option("--out", arguments->out, "write PREFIX.bin and PREFIX.idx")
+      ->required()
+      ->check(some_text())
+      ->type_name("PREFIX");
   add_dtype_option(*command, arguments->dtype);
   set_examples(command, {"gptrain data join data/corpus/train data/corpus/heldout --out data/corpus/all"});
   command->callback([arguments] {

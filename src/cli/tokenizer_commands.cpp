@@ -131,7 +131,10 @@ void add_train_tokenizer_command(CLI::App& data) {
       ->required()
       ->check(whole_number_from(257))
       ->type_name("N");
-  command->add_option("--out", training->out, "the tokenizer.json to write")->required()->type_name("FILE");
+  command->add_option("--out", training->out, "the tokenizer.json to write")
+      ->required()
+      ->check(some_text())
+      ->type_name("FILE");
   command->add_option("--pattern", training->pattern, "gpt2, gpt4, o200k, llama3, qwen2 (with NFC), or a REGEX")
       ->type_name("NAME");
   command->add_option("--special", training->special, "special tokens, which get the first ids")->type_name("TOKEN");
@@ -141,7 +144,7 @@ void add_train_tokenizer_command(CLI::App& data) {
       ->type_name("N");
   command->add_flag("--replace-invalid", count.replace_invalid_utf8, "replace bytes that are not UTF-8 by U+FFFD");
   command->add_option("--threads", count.threads, "number of threads (default: one for each core)")
-      ->check(whole_number_from(1))
+      ->check(number_of_threads())
       ->type_name("N");
   set_examples(command, {"gptrain data train-tokenizer data/corpus/train.txt --vocab-size 300 --out tokenizer.json"});
   command->callback([training] { train_tokenizer(*training); });

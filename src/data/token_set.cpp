@@ -22,6 +22,7 @@
 #include "data/pack_state.h"
 #include "data/sample_order.h"
 #include "data/seen_files.h"
+#include "data/token_meta.h"
 #include "data/token_paths.h"
 
 namespace gptrain::inline data {
@@ -150,6 +151,66 @@ void refuse_both(const fs::path& whole) {
                 whole.native(), first.native());
 }
 
+// A file of llm.c's kind of set: NAME_NNNNNN.bin or .npy, with six digits.
+struct NumberedName {
+  std::string name;  // with its folder, up to the digits
+  int64_t number;
+  std::string suffix;
+
+  fs::path path_of(int64_t other) const { return fmt::format("{}{:06}{}", name, other, suffix); }
+};
+
+// Returns nullopt for other names. The first two digits are 0, as in no date (202401, 310124), and no set has 10,000
+// files.
+std::optional<NumberedName> numbered_name_of(const fs::path& file) {
+  constexpr size_t digits = 6;
+  const std::string suffix = file.extension().native();
+  const std::string stem = fs::path(file).replace_extension().native();
+  if ((suffix != ".bin" && suffix != ".npy") || stem.size() <= digits) return std::nullopt;
+  const size_t first = stem.size() - digits;
+  int64_t number = -1;
+  const char* const end = stem.data() + stem.size();
+  if (stem[first - 1] != '_' || stem.compare(first, 2, "00") != 0 ||
+      std::from_chars(stem.data() + first, end, number).ptr != end)
+    return std::nullopt;
+  return NumberedName{stem.substr(0, first), number, suffix};
+}
+
+// Returns the files PREFIX_NNNNNN.bin, or PREFIX_NNNNNN.npy if there is no such .bin.
+std::vector<fs::path> numbered_files_of(const fs::path& prefix) {
+  std::vector<fs::path> files;
+  for (const char* suffix : {".bin", ".npy"}) {
+    for (const fs::path& path : names_in(folder_of(prefix))) {
+      const std::optional<NumberedName> name = numbered_name_of(path);
+      if (name && path.extension() == suffix && fs::path(name->name).filename() == prefix.filename().native() + "_")
+        files.push_back(prefix.native() + path.filename().native().substr(prefix.filename().native().size()));
+    }
+    if (!files.empty()) break;
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+// Refuses to go without a file between others of NAME_NNNNNN.bin, if `is_meant(file)`. The first may have any number.
+template <typename IsMeant>
+void refuse_gaps_of_numbers(const std::vector<fs::path>& files, const IsMeant& is_meant) {
+  std::map<std::pair<std::string, std::string>, NumberedName> last_of_name;
+  for (const fs::path& file : files) {
+    const std::optional<NumberedName> name = numbered_name_of(file);
+    if (!name) continue;
+    const auto [last, is_first] = last_of_name.try_emplace({name->name, name->suffix}, *name);
+    for (int64_t missing = last->second.number + 1; missing < name->number; ++missing) {
+      if (!is_meant(name->path_of(missing))) continue;
+      throw Error(
+          ExitCode::data,
+          "{} is missing, although {} and {} are there: fetch the missing file, or name the files that are meant "
+          "as sources of their own",
+          name->path_of(missing).native(), last->second.path_of(last->second.number).native(), file.native());
+    }
+    last->second.number = name->number;
+  }
+}
+
 // Refuses to go without a shard that lies between others or that the state of the pack counts, if `is_meant(shard)`.
 // Names that end with numbers, such as dates, are no set unless PREFIX-00000 is one of them.
 template <typename IsMeant>
@@ -177,6 +238,7 @@ std::vector<fs::path> with_all_shards(std::vector<fs::path> files, const IsMeant
     if (packed && packed->finished && last >= counted) throw_unwritten(shard_path(prefix, last), prefix, *packed);
     if (packed && !packed->finished) warn_of_unfinished(prefix);
   }
+  refuse_gaps_of_numbers(files, is_meant);
   return files;
 }
 
@@ -243,8 +305,9 @@ std::vector<fs::path> token_files_of(const std::string& path) {
   const fs::path first = shard_path(path, 0);
   const bool has_first = fs::exists(token_file_path(first, ".idx"), ignored);
   if (const auto packed = has_first ? std::nullopt : packed_shards(path)) throw_missing(first, path, *packed);
-  if (has_first || fs::is_directory(folder_of(path), ignored)) return with_all_shards(shards_of(path), any);
-  return {};
+  if (!has_first && !fs::is_directory(folder_of(path), ignored)) return {};
+  std::vector<fs::path> shards = shards_of(path);
+  return with_all_shards(shards.empty() ? numbered_files_of(path) : std::move(shards), any);
 }
 
 void verify_packs(const std::vector<fs::path>& files) {
@@ -315,6 +378,23 @@ std::string warning_of_repeated_files(const std::vector<DataSource>& sources) {
       "set the weights of sources",
       repeated == 1 ? "a token file is" : fmt::format("{} token files are", repeated), repeated == 1 ? "its" : "their",
       first);
+}
+
+std::string warning_of_two_tokenizers(const std::vector<fs::path>& files) {
+  const fs::path* first = nullptr;
+  std::string sha256;
+  for (const fs::path& file : files) {
+    const std::optional<TokenMeta> meta = read_token_meta(file);
+    if (!meta || !meta->tokenizer) continue;
+    if (first != nullptr && meta->tokenizer->sha256 != sha256)
+      return fmt::format(
+          "{} and {} were packed with different tokenizers: as one source, a run refuses them; give each tokenizer's "
+          "files a folder of their own",
+          first->native(), file.native());
+    first = &file;
+    sha256 = meta->tokenizer->sha256;
+  }
+  return {};
 }
 
 TokenSet::TokenSet(const DataSource& source, int64_t sequence_length, bool checksums)

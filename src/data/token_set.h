@@ -13,9 +13,9 @@
 namespace gptrain::inline data {
 
 // Returns the token files of a path, in the order of their names. A token file: itself. PREFIX: the shards
-// PREFIX-00000, PREFIX-00001, ... of `data pack --shards-of`. A folder or pattern (* ? [...]): the token files in it.
-// Empty if there are none. Throws Error(data), with the name, if a shard between others is missing, or one that
-// PREFIX.pack.json counts. Warns once if that pack was not finished.
+// PREFIX-00000, PREFIX-00001, ... of `data pack --shards-of`, or llm.c's PREFIX_000001.bin, ... A folder or pattern
+// (* ? [...]): the token files in it. Empty if there are none. Throws Error(data), with the name, if a shard between
+// others is missing, or one that PREFIX.pack.json counts. Warns once if that pack was not finished.
 std::vector<std::filesystem::path> token_files_of(const std::string& path);
 
 // Returns the same for a path that must lead to token files. Throws Error(data) for a folder or a pattern without any;
@@ -30,6 +30,9 @@ std::vector<std::filesystem::path> token_files_of(const std::vector<std::string>
 // Throws Error(data) if one of these token files is the first shard of a finished pack, and the shards of that pack are
 // not those that it wrote, or stand in another order. REQUIRES: token_files_of() has found the files.
 void verify_packs(const std::vector<std::filesystem::path>& files);
+
+// Returns a warning if two of these token files, which are one source, were packed with different tokenizers; else "".
+std::string warning_of_two_tokenizers(const std::vector<std::filesystem::path>& files);
 
 // Returns a warning if a token file belongs to two of these sources (of data.train), or twice to one; else "".
 std::string warning_of_repeated_files(const std::vector<DataSource>& sources);

@@ -223,6 +223,13 @@ fs::path resolve_checkpoint(const fs::path& path) {
   // A plain file holds no checkpoints. Listing it as a folder would report that it cannot be read.
   const std::vector<CheckpointInfo> found =
       fs::is_regular_file(path, error) ? std::vector<CheckpointInfo>{} : list_checkpoints(path);
+  if (found.empty() && fs::exists(path / "config.json", error)) {
+    throw Error(ExitCode::checkpoint,
+                "{}: a Hugging Face folder (config.json), and no checkpoint: make one of it with: gptrain checkpoint "
+                "import --hf "
+                "{} OUT",
+                path.string(), path.string());
+  }
   if (found.empty()) {
     throw Error(
         ExitCode::checkpoint,

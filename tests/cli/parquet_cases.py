@@ -40,7 +40,10 @@ class Parquet(CliCase):
         self.assertEqual(self.pack("rows.parquet"), [text.encode() for text in TEXTS])
         self.assertEqual(self.pack("rows.parquet", "nulls.parquet", "--field", "text", "--on-bad-line", "skip"),
                          [text.encode() for text in [*TEXTS, "one", "three"]])
-        self.assertEqual(self.pack("nulls.parquet", "--field", "raw"), [b"\xff", b"x", b"y"])
+        self.refuse(DATA, "nulls.parquet, row 1: not UTF-8: byte 0xff (--replace-invalid puts", "data", "pack", "nulls.parquet", "--field",
+                    "raw", "--out", "out", "--tokenizer", "bytes")
+        self.assertEqual(self.pack("nulls.parquet", "--field", "raw", "--replace-invalid"), ["\ufffd".encode(), b"x", b"y"])
+        self.assertEqual(self.pack("nulls.parquet", "--field", "raw", "--on-bad-line", "skip"), [b"x", b"y"])
         self.succeed("data", "train-tokenizer", "rows.parquet", "--vocab-size", "300", "--out", "t.json")
         # Rates count bytes of text, not the file's compressed ones.
         result = self.run_gptrain("data", "pack", "rows.parquet", "--out", "out", "--tokenizer", "bytes")

@@ -14,7 +14,7 @@ from pathlib import Path
 SKIPPED = 77
 MODULES = ["command_line", "help", "config_commands", "data_commands", "dry_run", "recomputation", "training",
            "checkpoints", "learned", "ranks", "streams", "hostile_files", "faults", "second_nets", "tokenizer",
-           "formats", "token_sets", "text", "best_fit", "parquet", "sentencepiece", "weights", "ema", "optimizer",
+           "formats", "inputs", "token_sets", "text", "best_fit", "parquet", "sentencepiece", "weights", "ema", "optimizer",
            "rollback", "plan", "machine", "elastic", "resume", "mishap", "limits", "file_system", "traffic", "disk",
            "control_group"]
 

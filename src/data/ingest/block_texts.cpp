@@ -135,7 +135,7 @@ void BlockTexts::read_rows(const TextBlock& block, const OnText& on_text, const 
 void BlockTexts::check(const TextBlock& block, std::string_view text, int64_t line, const OnText& on_text,
                        const OnFault& on_fault) {
   const bool is_row = block.kind == InputKind::rows;
-  const bool may_be_any = any_bytes_ && (is_row || block.kind_was_asked);
+  const bool may_be_any = any_bytes_ && block.kind == InputKind::text && block.kind_was_asked;
   if (may_be_any && !replace_invalid_utf8_) return on_text(text, line);
   const size_t invalid = find_invalid_utf8(text);
   if (invalid < text.size() && replace_invalid_utf8_) return on_text(replace_invalid_utf8(text), line);

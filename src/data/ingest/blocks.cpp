@@ -108,8 +108,7 @@ void BlockReader::recognize(const std::filesystem::path& path) {
   csv_ = CsvCutter(format.csv_delimiter);
   form_.csv_column = format.csv_column;
   form_.csv_columns = format.csv_columns;
-  // Plain text keeps its byte order mark. Other formats drop the mark and the header; offsets count from there.
-  if (form_.kind == InputKind::text) return;
+  // A byte order mark at the start and a table's header are dropped; offsets count from there.
   const auto skipped = start.data() - pending_.data() + static_cast<std::ptrdiff_t>(format.header_bytes);
   if (position_.offset == 0) position_.line += std::count(pending_.begin(), pending_.begin() + skipped, '\n');
   pending_.erase(0, static_cast<size_t>(skipped));

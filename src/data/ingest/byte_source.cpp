@@ -101,6 +101,21 @@ bool ByteSource::skip_zeros() {
   }
 }
 
+// Refuses data behind a stream that do not begin another one. REQUIRES: a byte is there.
+void ByteSource::require_same_compression() {
+  constexpr size_t magic_bytes = 10;
+  if (end_ - begin_ < magic_bytes) fill();
+  const CompressionMagic* const found = find_compression(available());
+  if (found != nullptr && found->name == compression_) return;
+  const auto at = file_bytes_read_ - static_cast<int64_t>(end_ - begin_);
+  throw Error(
+      ExitCode::data,
+      "{}: the compressed data cannot be read beyond byte {}, where {} data end and {} begin: make a file of each "
+      "part (head -c {}, tail -c +{})",
+      path_.native(), at, compression_,
+      found == nullptr ? std::string("other data") : fmt::format("{} data", found->name), at, at + 1);
+}
+
 // Tells once per file that its header asks for much memory.
 void ByteSource::tell_memory() {
   if (told_memory_ || decoder_->unusual_memory_bytes() == 0) return;
@@ -122,7 +137,10 @@ size_t ByteSource::read(char* out, size_t capacity) {
       produced += count;
       continue;
     }
-    if (stream_ended_ && !skip_zeros()) break;
+    if (stream_ended_) {
+      if (!skip_zeros()) break;
+      require_same_compression();
+    }
     stream_ended_ = false;
     try {
       const Decoder::Step step = decoder_->decode(available(), out + produced, capacity - produced);

@@ -32,6 +32,7 @@ class ByteSource {
   size_t read_file(char* out, size_t capacity);
   bool fill();
   bool skip_zeros();
+  void require_same_compression();
   void tell_memory();
   std::string_view available() const { return {buffer_.data() + begin_, end_ - begin_}; }
 

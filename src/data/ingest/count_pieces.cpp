@@ -91,42 +91,38 @@ CountedPieces count_pieces(const CountOptions& options, const std::function<void
   int64_t num_bytes = 0;
   size_t num_inputs = 0;  // read to their end, or begun
   std::exception_ptr error;
+  std::vector<std::unique_ptr<Counter>> counters;
+  std::vector<std::thread> threads;  // one for each counter but the first
+  std::function<void(Counter&)> work;
+  size_t num_blocks = 0;
   const auto next = [&]() -> std::optional<TextBlock> {
     const std::scoped_lock lock(mutex);
     if (error || (options.sample_bytes > 0 && num_bytes >= options.sample_bytes)) return std::nullopt;
     std::optional<TextBlock> block = reader.next();
-    if (block) {
-      formats.add(block->input, inputs[block->input].path, block->kind, block->csv_delimiter, block->compression);
-      num_bytes += static_cast<int64_t>(block->text().size());
-      num_inputs = block->input + 1;
-      if (progress) progress({block->file_bytes_read, total_bytes(inputs), num_bytes});
-    } else {
+    if (!block) {
       num_inputs = inputs.size();
+      return block;
+    }
+    formats.add(block->input, inputs[block->input].path, block->kind, block->csv_delimiter, block->compression);
+    num_bytes += static_cast<int64_t>(block->text().size());
+    num_inputs = block->input + 1;
+    if (progress) progress({block->file_bytes_read, total_bytes(inputs), num_bytes});
+    // Starts a thread a block, so that there are never more threads than blocks.
+    if (counters.size() < std::min(static_cast<size_t>(options.threads), ++num_blocks)) {
+      Counter& counter = *counters.emplace_back(std::make_unique<Counter>(options));
+      threads.push_back(start_thread("counts the pieces of the input", [&work, &counter] { work(counter); }));
     }
     return block;
   };
-  std::vector<std::unique_ptr<Counter>> counters;
-  for (int i = 0; i < options.threads; ++i) counters.push_back(std::make_unique<Counter>(options));
-  const auto fail = [&] {
-    const std::scoped_lock lock(mutex);
-    if (!error) error = std::current_exception();
-  };
-  const auto work = [&](Counter& counter) {
+  work = [&](Counter& counter) {
     try {
       while (const std::optional<TextBlock> block = next()) counter.count(*block, inputs[block->input].path);
     } catch (...) {
-      fail();
+      const std::scoped_lock lock(mutex);
+      if (!error) error = std::current_exception();
     }
   };
-  std::vector<std::thread> threads;
-  try {
-    for (size_t i = 1; i < counters.size(); ++i) {
-      threads.push_back(start_thread("counts the pieces of the input", [&, i] { work(*counters[i]); }));
-    }
-  } catch (...) {
-    fail();
-  }
-  work(*counters[0]);
+  work(*counters.emplace_back(std::make_unique<Counter>(options)));
   for (std::thread& thread : threads) thread.join();
   if (error) std::rethrow_exception(error);
   PieceCounts counts = std::move(counters[0]->counts);

@@ -5,9 +5,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <strings.h>
+#include <system_error>
 
 #include "base/error.h"
 #include "base/text_file.h"
+#include "data/token_paths.h"
 #include "data/tokenizer/unicode.h"
 
 namespace gptrain::inline data {
@@ -53,8 +56,28 @@ constexpr std::string_view decompress = "decompress it, or compress it as gzip, 
 constexpr std::string_view no_texts = "give files of texts";
 constexpr std::string_view fetch_lfs = "fetch the data with git lfs pull";
 
+constexpr std::string_view spell_out = "save its text as a .txt";
+constexpr std::string_view save_array = "token arrays are not packed: np.save makes a .npy, to be named in data.train";
+
+// Zip archives that are files of a program, told by the suffix or by the names of their first entries.
+struct ZipForm {
+  const char* suffix;
+  std::string_view first_entry;  // the first entry's name begins or ends with this
+  std::string_view entry;        // another name that the start holds; empty: none is needed
+  std::string_view name;
+  std::string_view remedy;
+};
+constexpr ZipForm zip_forms[] = {
+    {".docx", "[Content_Types].xml", "word/", "a Word file", spell_out},
+    {".xlsx", "[Content_Types].xml", "xl/", "an Excel file", "save each sheet as CSV"},
+    {".pptx", "[Content_Types].xml", "ppt/", "a PowerPoint file", spell_out},
+    {".epub", "mimetype", "application/epub+zip", "an EPUB book", spell_out},
+    {".odt", "mimetype", "application/vnd.oasis.opendocument.text", "an OpenDocument text", spell_out},
+    {".npz", ".npy", "", "a numpy archive", save_array},
+    {".pt", "/data.pkl", "", "a PyTorch file", no_texts},
+};
+
 constexpr Magic foreign[] = {
-    {0, "PK\x03\x04", "a zip archive", unpack},
     {0, "PK\x05\x06", "an empty zip archive", unpack},
     {0, "7z\xBC\xAF\x27\x1C", "a 7z archive", unpack},
     {0, "Rar!\x1A\x07", "a rar archive", unpack},
@@ -80,8 +103,17 @@ constexpr Magic foreign[] = {
     {0, "Obj\x01", "an Avro file", to_parquet},
     {0, "\x89HDF\r\n\x1A\n", "an HDF5 file", to_parquet},
     {0, std::string_view("SQLite format 3\0", 16), "an SQLite database", to_parquet},
-    {0, "\x93NUMPY", "a numpy file", "token files are not packed again: name it in data.train"},
+    {0, "\x93NUMPY", "a numpy file", not_packed_again},
     {0, std::string_view("MMIDIDX\0\0", 9), "the index of a token file", "name its PREFIX in data.train"},
+    {0, std::string_view("\x88\xD8\x34\x01\x01\0\0\0", 8), "a token file of llm.c", not_packed_again},
+    {0, std::string_view("\xA1\xD9\x34\x01\x07\0\0\0", 8), "a token file of llm.c", not_packed_again},
+    {0, "\xD0\xCF\x11\xE0\xA1\xB1\x1A\xE1", "a Word, Excel or PowerPoint file of the old form",
+     "save its text as UTF-8"},
+    {0, "\x80\x02}", "a pickle", to_parquet},
+    {0, "\x80\x03}", "a pickle", to_parquet},
+    {0, "\x80\x04\x95", "a pickle", to_parquet},
+    {0, "\x80\x05\x95", "a pickle", to_parquet},
+    {0, "GGUF", "a file of tensors (GGUF)", no_texts},
     {0, "%PDF-", "a PDF file", "extract its text"},
     {0, "{\\rtf", "an RTF file", "extract its text"},
     {0,
@@ -117,8 +149,9 @@ bool has_lines_of_utf8(std::string_view start) {
   return readable * 4 > rest.size() * 3;
 }
 
-// Returns the encoding's name; empty if none. ASCII in UTF-16 has a zero in every second byte. Most characters in
-// UTF-32 have two zeros in the same half of their four bytes.
+// Returns the encoding's name for iconv; empty if none. Without a byte order mark the name ends with BE or LE: ASCII in
+// UTF-16 has a zero in every second byte. Most characters in UTF-32 have two zeros in the same half of their four
+// bytes.
 std::string_view wide_encoding(std::string_view start) {
   if (has_lines_of_utf8(start)) return {};
   if (start.starts_with(std::string_view("\xFF\xFE\0\0", 4)) ||
@@ -132,11 +165,43 @@ std::string_view wide_encoding(std::string_view start) {
   for (size_t i = 0; i < some.size(); ++i) zeros[i % 4] += some[i] == '\0' ? 1 : 0;
   const size_t quarter = some.size() / 4;
   const auto is_zero = [&](size_t at) { return zeros[at] * 10 > quarter * 9; };
-  if ((is_zero(0) && is_zero(1) && !is_zero(3)) || (is_zero(2) && is_zero(3) && !is_zero(0))) return "UTF-32";
+  if (is_zero(0) && is_zero(1) && !is_zero(3)) return "UTF-32BE";
+  if (is_zero(2) && is_zero(3) && !is_zero(0)) return "UTF-32LE";
   const size_t even = zeros[0] + zeros[2];
   const size_t odd = zeros[1] + zeros[3];
   const bool is_wide = std::max(even, odd) * 4 > some.size() && std::min(even, odd) * 20 < some.size();
-  return is_wide ? std::string_view("UTF-16") : std::string_view();
+  return is_wide ? (even > odd ? "UTF-16BE" : "UTF-16LE") : std::string_view();
+}
+
+// Refuses a zip archive by the program that writes such archives, if it is known.
+[[noreturn]] void refuse_zip(const std::filesystem::path& path, std::string_view start) {
+  constexpr size_t length_at = 26;
+  constexpr size_t name_at = 30;
+  const size_t length = start.size() < name_at ? 0 : static_cast<uint8_t>(start[length_at]);
+  const std::string_view first = start.substr(std::min(name_at, start.size()), length);
+  for (const ZipForm& form : zip_forms) {
+    const bool has_entries = (first.starts_with(form.first_entry) || first.ends_with(form.first_entry)) &&
+                             start.find(form.entry) != std::string_view::npos;
+    const bool is_named = ::strcasecmp(path.extension().c_str(), form.suffix) == 0;
+    if (has_entries || is_named) refuse_format(path, form.name, form.remedy);
+  }
+  refuse_format(path, "a zip archive", unpack);
+}
+
+// Refuses tokens that have no header: the .bin beside an index, and one that holds bytes which no text has.
+void refuse_bare_tokens(const std::filesystem::path& path, std::string_view start) {
+  const bool is_compressed = path.extension() != ".bin" && path.stem().extension() == ".bin";
+  if (path.extension() != ".bin" && !is_compressed) return;
+  const std::filesystem::path prefix = std::filesystem::path(path).replace_extension();
+  std::error_code ignored;
+  if (!is_compressed && std::filesystem::exists(token_file_path(prefix, ".idx"), ignored))
+    refuse_format(path, "a token file with an index",
+                  fmt::format("it is not packed again: name its PREFIX, {}, in data.train, or join token files with "
+                              "`gptrain data join`",
+                              prefix.native()));
+  if (start.starts_with("\xFF\xFE") || start.starts_with("\xFE\xFF")) return;
+  if (std::any_of(start.begin(), start.end(), is_control))
+    refuse_format(path, "a token file by its name, and no text", not_packed_again);
 }
 
 }  // namespace
@@ -154,14 +219,20 @@ bool is_parquet(std::string_view start) { return is_parquet_with("PAR1", start);
 void refuse_foreign_format(const std::filesystem::path& path, std::string_view start) {
   if (is_tar_header(start)) refuse_format(path, "a tar archive", unpack);
   if (is_parquet_with("PARE", start)) refuse_format(path, "an encrypted Parquet file", "decrypt it");
+  if (start.starts_with("PK\x03\x04")) refuse_zip(path, start);
   for (const Magic& magic : foreign) {
     if (start.size() < magic.at || !start.substr(magic.at).starts_with(magic.bytes)) continue;
     refuse_format(path, magic.name, magic.remedy);
   }
-  if (const std::string_view encoding = wide_encoding(start); !encoding.empty()) {
-    refuse_format(path, std::string("text in ") + std::string(encoding),
-                  fmt::format("make UTF-8 of it with: iconv -f {} -t UTF-8 IN >OUT", encoding));
-  }
+  refuse_bare_tokens(path, start);
+  const std::string encoding(wide_encoding(start));
+  if (encoding.empty() || path.extension() == ".npy") return;  // the name tells more
+  // Ids below 256 in tokens of u16 or u32 look the same.
+  const bool may_be_tokens = encoding.ends_with("LE");
+  refuse_format(
+      path, fmt::format("text in {}{}", encoding, may_be_tokens ? ", or a token file" : ""),
+      fmt::format("make UTF-8 of {} with: iconv -f {} -t UTF-8 IN >OUT{}", may_be_tokens ? "a text" : "it", encoding,
+                  may_be_tokens ? fmt::format("; a token file is {}", not_packed_again.substr(6)) : ""));
 }
 
 }  // namespace gptrain::data

@@ -6,6 +6,7 @@
 
 #include "base/error.h"
 #include "base/json_scanner.h"
+#include "base/printable.h"
 #include "base/units.h"
 #include "data/ingest/csv_cutter.h"
 #include "data/ingest/foreign_formats.h"
@@ -41,8 +42,8 @@ constexpr Suffix refused_suffixes[] = {
     {".arrow", "an Arrow file"},
     {".orc", "an ORC file"},
     {".avro", "an Avro file"},
-    {".npy", "a numpy file"},
-    {".npz", "a numpy file"},
+    {".npy", "a numpy file", not_packed_again},
+    {".npz", "a numpy archive"},
     {".pdf", "a PDF file"},
     {".docx", "a Word file"},
     {".xlsx", "an Excel file"},
@@ -152,6 +153,17 @@ struct CsvHeader {
   size_t bytes = 0;
 };
 
+// Returns the names of columns for a message: "id, body"; long ones and long lists are cut.
+std::string listed(const std::vector<std::string>& names) {
+  constexpr size_t most_names = 20;
+  constexpr size_t most_bytes = 40;
+  if (names.size() == 1 && names[0].empty()) return "none: the line is empty";
+  std::string text;
+  for (size_t i = 0; i < std::min(names.size(), most_names); ++i)
+    text += (i > 0 ? ", " : "") + (names[i].empty() ? "\"\"" : printable(names[i], most_bytes));
+  return names.size() > most_names ? fmt::format("{} and {} more", text, names.size() - most_names) : text;
+}
+
 InputFormat csv_format(const InputQuestion& question, char delimiter, const CsvHeader& header) {
   const auto column = std::find(header.names.begin(), header.names.end(), question.field);
   if (std::count(header.names.begin(), header.names.end(), question.field) > 1) {
@@ -161,8 +173,9 @@ InputFormat csv_format(const InputQuestion& question, char delimiter, const CsvH
                 question.path.native(), question.field);
   }
   if (column == header.names.end()) {
-    throw Error(ExitCode::data, "{}, line 1: the header has no column \"{}\" (name another with --field)",
-                question.path.native(), question.field);
+    throw Error(ExitCode::data,
+                "{}, line 1: the header has no column \"{}\" (name another with --field); its columns are {}",
+                question.path.native(), question.field, listed(header.names));
   }
   CsvCutter cutter(delimiter);
   cutter.scan(question.start.substr(0, header.bytes), true);

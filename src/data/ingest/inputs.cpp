@@ -10,7 +10,9 @@
 #include "base/error.h"
 #include "base/output.h"
 #include "base/units.h"
+#include "data/ingest/foreign_formats.h"
 #include "data/seen_files.h"
+#include "data/token_paths.h"
 
 namespace gptrain::inline data {
 namespace {
@@ -23,11 +25,13 @@ constexpr const char* any_input = "*";  // pattern of a NAME without one
   throw Error(ExitCode::data, "cannot read {}: {}", input.native(), reason);
 }
 
-// Returns the reason why a path cannot be read, `otherwise` if it is not the data that git-annex has not fetched: it
-// keeps links in their place that lead nowhere.
+// Returns the reason why a path cannot be read; `otherwise` unless it is the PREFIX of a token file, or the data that
+// git-annex has not fetched: it keeps links in their place that lead nowhere.
 std::string reason_of(const fs::path& path, const std::string& otherwise) {
-  std::error_code is_no_link;
-  const std::string target = fs::read_symlink(path, is_no_link).native();
+  std::error_code ignored;
+  if (fs::exists(token_file_path(path, ".idx"), ignored))
+    return fmt::format("it is the PREFIX of a token file: {}", not_packed_again);
+  const std::string target = fs::read_symlink(path, ignored).native();
   return target.find("annex/objects/") == std::string::npos
              ? otherwise
              : "a link of git-annex whose data are not here: fetch them with git annex get";
@@ -37,6 +41,9 @@ TextInput input_file(const fs::path& path) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
   if (error) refuse_input(path, reason_of(path, error.message()));
+  if (fs::is_fifo(status))
+    refuse_input(path, fmt::format("it is a pipe: redirect it to the standard input (<{}), and name - as the input",
+                                   path.native()));
   if (!fs::is_regular_file(status)) refuse_input(path, "not a regular file");
   TextInput file{path, static_cast<int64_t>(fs::file_size(path, error)), 0};
   if (error) refuse_input(path, error.message());

@@ -1,5 +1,6 @@
 #include "data/ingest/pipeline.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/thread.h"
@@ -20,17 +21,23 @@ T take_spare(std::vector<T>& spare) {
 
 IngestPipeline::IngestPipeline(BlockReader& reader, std::shared_ptr<const Tokenizer> tokenizer,
                                const EncodeOptions& options, int num_threads)
-    : reader_(reader), max_ahead_(2 * num_threads + 2) {
-  for (int i = 0; i < num_threads; ++i) encoders_.push_back(std::make_unique<BlockEncoder>(tokenizer, options));
+    : reader_(reader),
+      tokenizer_(std::move(tokenizer)),
+      options_(options),
+      max_encoders_(static_cast<size_t>(num_threads)),
+      max_ahead_(2 * int64_t{num_threads} + 2) {
+  start_encoder();
   try {
-    threads_.push_back(start_thread("reads the input", [this] { read(); }));
-    for (const auto& encoder : encoders_) {
-      threads_.push_back(start_thread("encodes the input", [this, &encoder] { encode(*encoder); }));
-    }
+    read_thread_ = start_thread("reads the input", [this] { read(); });
   } catch (...) {
     stop();
     throw;
   }
+}
+
+void IngestPipeline::start_encoder() {
+  const auto encoder = std::make_shared<BlockEncoder>(tokenizer_, options_);
+  encode_threads_.push_back(start_thread("encodes the input", [this, encoder] { encode(*encoder); }));
 }
 
 IngestPipeline::~IngestPipeline() { stop(); }
@@ -41,7 +48,8 @@ void IngestPipeline::stop() {
     stopped_ = true;
   }
   changed_.notify_all();
-  for (std::thread& thread : threads_) thread.join();
+  if (read_thread_.joinable()) read_thread_.join();  // first, because it starts the other threads
+  for (std::thread& thread : encode_threads_) thread.join();
 }
 
 void IngestPipeline::read() {
@@ -55,8 +63,11 @@ void IngestPipeline::read() {
       if (stopped_) return;
       waiting_.emplace_back(number++, std::move(*block));
       reader_.reuse(take_spare(spare_texts_));
+      const bool are_all_busy = waiting_.size() > num_idle_;
       lock.unlock();
       changed_.notify_all();
+      const size_t most = std::min(max_encoders_, static_cast<size_t>(number));
+      if (are_all_busy && encode_threads_.size() < most) start_encoder();
     }
   } catch (...) {
     put(number++, {{}, std::current_exception()});
@@ -71,7 +82,9 @@ void IngestPipeline::read() {
 void IngestPipeline::encode(BlockEncoder& encoder) {
   while (true) {
     std::unique_lock lock(mutex_);
+    ++num_idle_;
     changed_.wait(lock, [&] { return stopped_ || !waiting_.empty() || num_blocks_ >= 0; });
+    --num_idle_;
     if (stopped_ || waiting_.empty()) return;
     auto [number, block] = std::move(waiting_.front());
     waiting_.pop_front();

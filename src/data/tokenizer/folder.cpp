@@ -17,6 +17,7 @@
 #include "base/json.h"
 #include "base/json_scanner.h"
 #include "base/output.h"
+#include "base/printable.h"
 #include "base/text_file.h"
 #include "data/tokenizer/tokenizer_json.h"
 
@@ -128,8 +129,8 @@ std::vector<ExtraToken> extra_tokens(const fs::path& folder) {
     int64_t id = -1;
     const char* const end = number.data() + number.size();
     if (std::from_chars(number.data(), end, id).ptr != end || id < 0)
-      throw Error(ExitCode::usage, "{}: added_tokens_decoder has the id \"{}\", which is no number", config.native(),
-                  number);
+      throw Error(ExitCode::usage, "{}: added_tokens_decoder has the id \"{}\", which is no whole number from 0 on",
+                  config.native(), number);
     if (!value.is_object()) throw Error(ExitCode::usage, "{}: added_tokens_decoder holds no tokens", config.native());
     by_id[id] = token_with_defaults(value, false, config);
   }
@@ -271,6 +272,22 @@ void refuse_short_merges(const fs::path& folder, const json& vocabulary, size_t 
               (folder / "merges.txt").native(), num_merges, vocabulary.size());
 }
 
+// Throws Error(usage) for a line of merges.txt that is no merge of tokens, most likely because the file was cut there.
+void refuse_cut_merge(const fs::path& folder, int64_t number, const std::string& line, const json& vocabulary,
+                      bool is_at_end) {
+  const size_t space = line.find(' ');
+  const bool is_pair = space != std::string::npos && space > 0 && space + 1 < line.size() &&
+                       line.find(' ', space + 1) == std::string::npos;
+  const auto is_token = [&](const std::string& text) { return !vocabulary.is_object() || vocabulary.contains(text); };
+  if (is_pair && is_token(line.substr(0, space)) && is_token(line.substr(space + 1)) &&
+      is_token(line.substr(0, space) + line.substr(space + 1)))
+    return;
+  throw Error(ExitCode::usage, "{}, line {}: \"{}\" {}{}", (folder / "merges.txt").native(), number,
+              printable(line, 40),
+              is_pair ? "is no merge of tokens of vocab.json" : "is no pair of tokens with a space between them",
+              is_at_end ? ", and the file ends there, without a line end: it was cut, fetch it again" : "");
+}
+
 std::shared_ptr<const Tokenizer> load_gpt2(const fs::path& folder, const std::vector<ExtraToken>& extra) {
   const json config = object_of(folder / "tokenizer_config.json");
   const json given = config.value("tokenizer_class", json("GPT2Tokenizer"));
@@ -285,9 +302,13 @@ std::shared_ptr<const Tokenizer> load_gpt2(const fs::path& folder, const std::ve
   json model = {{"vocab", json_in(folder / "vocab.json")}};
   auto merges = json::array();
   std::istringstream lines(read_text_file(folder / "merges.txt", max_tokenizer_bytes));
+  int64_t number = 0;
   for (std::string line; std::getline(lines, line);) {
+    ++number;
     if (line.ends_with('\r')) line.pop_back();
-    if (!line.empty() && !line.starts_with("#version")) merges.push_back(line);
+    if (line.empty() || line.starts_with("#version")) continue;
+    refuse_cut_merge(folder, number, line, model["vocab"], lines.eof());
+    merges.push_back(line);
   }
   refuse_short_merges(folder, model["vocab"], merges.size());
   model["merges"] = std::move(merges);

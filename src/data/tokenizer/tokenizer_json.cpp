@@ -66,6 +66,7 @@ class Reader {
   TokenizerParts read(const json& root) {
     if (!root.is_object()) refuse("", "is no object");
     refuse_other_form(root);
+    refuse_other_model(member(root, "model"));
     refuse_truncation(root);
     read_normalizer(member(root, "normalizer"), "normalizer");
     read_pre_tokenizer(member(root, "pre_tokenizer"), "pre_tokenizer");
@@ -104,6 +105,16 @@ class Reader {
     refuse("",
            "has no object \"model\": it is no tokenizer.json (tekken.json is none; take the tokenizer.json of its "
            "folder)");
+  }
+
+  // Called first: other models have normalizers and pre-tokenizers of their own. Old files leave the type out, and
+  // WordPiece has a member that BPE has not.
+  void refuse_other_model(const json& model) const {
+    const json& type = member(model, "type");
+    const bool is_wordpiece = type.is_null() && model.contains("max_input_chars_per_word");
+    if (!is_wordpiece && (type.is_null() || type == "BPE" || type == "Unigram")) return;
+    refuse("model.type", "is " + (is_wordpiece ? std::string("\"WordPiece\"") : json_text(type)) +
+                             ", which gptrain does not support (BPE and Unigram are)");
   }
 
   // Padding a batch to its longest text leaves a single text unchanged, so it is allowed.
@@ -269,11 +280,7 @@ class Reader {
   }
 
   void read_model(const json& model) {
-    const json& type = member(model, "type");
-    if (type == "Unigram") return read_unigram(model);
-    if (!type.is_null() && type != "BPE") {
-      refuse("model.type", "is " + json_text(type) + ", which gptrain does not support (BPE and Unigram are)");
-    }
+    if (member(model, "type") == "Unigram") return read_unigram(model);
     if (const json& dropout = member(model, "dropout"); !dropout.is_null() && dropout != 0) {
       refuse("model.dropout", "is set, so that each encoding of a text differs, which gptrain does not support");
     }
