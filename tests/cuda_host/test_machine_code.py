@@ -51,6 +51,7 @@ TENSOR_CORE = {
     r"forward<MmaEngine<\w+>, (\d)": lambda chunks: 32 + 32 * chunks,
     r"backward_keys<MmaEngine<\w+>, (\d)": lambda chunks: 64 + 64 * chunks,
     r"backward_queries<MmaEngine<\w+>, (\d)": lambda chunks: 64 + 32 * chunks,
+    r"multiply_\w+<b?f(16)": lambda _: 64,  # experts: 64 x 128 x 64 by four warps
 }
 
 # Least number of loads and stores of 16 bytes in the kernels of a training step in bf16.
@@ -65,6 +66,9 @@ WIDE = {
     r"update_blocks<AdamW8bit, float, bf16, true>": (4, 2),  # twice gradient and master
     r"chunk_norms<float>": (1, 0),
     r"query_key_forward<bf16, 8, 1>": (2, 2),  # both halves of a head
+    r"multiply_rows<bf16, true>": (24, 0),  # 12 packs of both operands, before the loop and in it
+    r"multiply_rows<bf16, false>": (24, 0),
+    r"multiply_weights<bf16>": (24, 0),
     r"forward<MmaEngine<bf16>, 1, false, bf16>": (12, 0),  # four packs each of queries, keys, values
 }
 
