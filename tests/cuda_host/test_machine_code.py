@@ -43,7 +43,6 @@ CARRIED_SUMS = {
     r"balance_routers": (256, "the experts of a block, once a step and vector"),
     r"add_sums": (2 * 8, "two runs of queries of each of 8 sequences; norms have one row"),
     r"add_statistics": (256 + 10, "the chunks of 16,384 rows, halves of a block, or the runs of an expert"),
-    r"add_balance": (256, "the chunks of 16,384 rows, where ranks share a sequence"),
     r"sink_gradients": (512 + 5, "a 32nd of 16,384 rows, lanes; warps of other heads hide the wait"),
 }
 
