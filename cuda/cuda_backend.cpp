@@ -43,7 +43,9 @@ class CudaBackend final : public Backend {
     recordings_.clear();  // the recorded kernels refer to the old scratch memory
   }
   void upload(void* device, const void* host, int64_t bytes) override { runtime_->upload(device, host, bytes); }
-  void download(void* host, const void* device, int64_t bytes) override { runtime_->download(host, device, bytes); }
+  void download(void* host, const void* device, int64_t bytes) override {
+    if (!choosing_) runtime_->download(host, device, bytes);
+  }
   void synchronize() override { runtime_->synchronize(); }
   // Runs the ops directly the first time, when libraries create state that a capture would forbid; captures them the
   // second time.

@@ -224,6 +224,7 @@ struct Thread {
   Site site;
   uint32_t mask = 0;
   uint64_t value = 0;
+  uint64_t num_warp_barriers = 0;  // barriers of its warp so far
   std::array<uint64_t, warp_size> received{};
 };
 
@@ -245,6 +246,7 @@ class Block {
   unsigned running_lane() const { return static_cast<unsigned>(running_ % warp_size); }
   // Suspends the running thread until the others have reached the same statement.
   void suspend(State state, uint32_t mask, uint64_t value, const Site& site);
+  void warp_barrier(uint32_t mask, const Site& site);
 
  private:
   void start(Thread& thread, const std::function<void()>& kernel);
@@ -254,7 +256,7 @@ class Block {
   [[noreturn]] void report_stuck() const;
 
   std::mt19937_64& order_;
-  SyncPoints barriers_;
+  SyncPoints barriers_, warp_barriers_;
   // Separate from the others: a thread that has ended reaches no later point.
   SyncPoints ends_;
   SyncPoints faults_;  // points at which threads will never continue
@@ -325,6 +327,15 @@ void Block::suspend(State state, uint32_t mask, uint64_t value, const Site& site
   faults_.arrive(0);
   thread.track->pause();
   if (state == State::at_barrier) barriers_.depart(barrier);
+}
+
+// Orders the lanes' accesses, unlike a shuffle.
+void Block::warp_barrier(uint32_t mask, const Site& site) {
+  constexpr uint64_t of_warp = 512;  // sync points of a warp
+  const uint64_t point = running_ / warp_size * of_warp + running().num_warp_barriers++ % of_warp;
+  warp_barriers_.arrive(point);
+  suspend(State::in_warp, mask, 0, site);
+  warp_barriers_.depart(point);
 }
 
 void Block::run() {
@@ -411,7 +422,7 @@ const ThreadPosition& position() { return block_now->running().position; }
 unsigned lane() { return block_now->running_lane(); }
 void barrier(const Site& site) { block_now->suspend(State::at_barrier, 0, 0, site); }
 
-void warp_barrier(uint32_t mask, const Site& site) { block_now->suspend(State::in_warp, mask, 0, site); }
+void warp_barrier(uint32_t mask, const Site& site) { block_now->warp_barrier(mask, site); }
 
 const std::array<uint64_t, warp_size>& exchange(uint32_t mask, uint64_t value, const Site& site) {
   block_now->suspend(State::in_warp, mask, value, site);

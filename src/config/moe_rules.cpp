@@ -166,8 +166,6 @@ class MoeRules : Rules {
            "must be 16 with model.moe: a router chooses by exact inputs", "16");
     refuse("memory.linear_projection", config_.memory.linear_projection.is_on(),
            "cannot be combined with model.moe: an expert's rows are no whole sequences", "{}");
-    refuse("run.device", config_.run.device == DeviceKind::cuda,
-           "cannot be cuda with model.moe: the CUDA backend has no kernels for experts yet", "\"cpu\"");
   }
 };
 

@@ -139,4 +139,41 @@ inline int64_t gpu_scratch_bytes(const AttentionPartBackward& op) {
   return op.of.sequence_length * op.of.num_heads * dtype_bytes(DType::f32);
 }
 
+// A router's sums over rows are cut into chunks of at most this many rows of a run, which are added up in order.
+constexpr int64_t gpu_routing_chunk = 64;
+constexpr int64_t gpu_routing_runs(const RouterRule& rule, int64_t rows) {
+  return rows / std::max<int64_t>(rule.own_rows(), 1);
+}
+constexpr int64_t gpu_routing_chunks(const RouterRule& rule, int64_t rows) {
+  return gpu_routing_runs(rule, rows) * ((rule.own_rows() + gpu_routing_chunk - 1) / gpu_routing_chunk);
+}
+
+// Numbers of 4 bytes in the parts of RouteTokens' scratch memory: counts, slots and shares of each chunk and expert,
+// two sums of each chunk, and each copy's weight.
+struct GpuRoutingSizes {
+  int64_t copies, keys, chunks, counts;
+
+  explicit GpuRoutingSizes(const RouteTokens& op)
+      : copies(op.experts.count()),
+        keys(op.bias.given() || op.rule.groups > 1 ? op.logits.count() : 0),
+        chunks(gpu_routing_chunks(op.rule, op.logits.rows)),
+        counts(chunks * op.logits.cols) {}
+};
+
+inline int64_t gpu_scratch_bytes(const RouteTokens& op) {
+  const GpuRoutingSizes sizes(op);
+  const int64_t parts = op.rule.capacity > 0 ? 4 : 3;
+  return (sizes.copies + sizes.keys + parts * sizes.counts + 2 * sizes.chunks) * dtype_bytes(DType::f32);
+}
+
+// The gradients of the balance loss of each run, and counts of its chunks.
+inline int64_t gpu_scratch_bytes(const RouteTokensBackward& op) {
+  const int64_t runs = gpu_routing_runs(op.rule, op.logits.rows);
+  return (runs + gpu_routing_chunks(op.rule, op.logits.rows)) * op.logits.cols * dtype_bytes(DType::f32);
+}
+
+inline int64_t gpu_scratch_bytes(const AddBalance& op) {
+  return gpu_routing_chunks(op.rule, op.logits.rows) * dtype_bytes(DType::f32);
+}
+
 }  // namespace gptrain::ops

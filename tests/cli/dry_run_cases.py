@@ -197,7 +197,7 @@ class DryRun(CliCase):
         """Checks the benches' configs here, as the scripts run only with a GPU."""
         sys.path.insert(0, str(SOURCE_ROOT / "tools" / "gpu"))
         import gpu_runs
-        for name in ("gpt2-124m-1024", "gpt2-1.5b-1024-fp8", "llama-1b-4096-fp8"):
+        for name in ("gpt2-124m-1024", "gpt2-1.5b-1024-fp8", "llama-1b-4096-fp8", "llama-160m-2048-experts"):
             case = gpu_runs.ALL_CASES[name]
             self.assertGreater(gpu_runs.resolved_model(EXECUTABLE, self.folder, case)["vocab_size"], 0)
             file = gpu_runs.write_config(self.folder, case, case.micro_batches()[0], "cuda", name)

@@ -16,9 +16,10 @@ constexpr unsigned threads = 64;
 constexpr unsigned blocks = 3;
 
 // The broken line.
-enum class Broken { none, barrier, reuse, global, shared_memory, shuffle, leaves, elsewhere, lane };
+enum class Broken { none, barrier, reuse, global, shared_memory, shuffle, leaves, elsewhere, lane, warp_barrier };
 
 struct Sums {
+  float of_warp[threads / 32];
   float partial[threads / 32];
 };
 
@@ -43,6 +44,9 @@ __global__ void row_sums(const float* in, float* out, unsigned n, Broken broken)
       own = warp_sum(own);
     }
     if (broken == Broken::lane && threadIdx.x == 3) own = __shfl_xor_sync(0xfffffff0, own, 1);
+    if (threadIdx.x % 32 == 0) sums.of_warp[warp] = own;
+    if (broken != Broken::warp_barrier) __syncwarp();
+    own = sums.of_warp[warp];
     if (threadIdx.x % 32 == 0) sums.partial[warp + (broken == Broken::shared_memory ? 1 : 0)] = own;
     if (broken != Broken::barrier) {
       if (broken == Broken::elsewhere && threadIdx.x == 9) {
@@ -59,8 +63,8 @@ __global__ void row_sums(const float* in, float* out, unsigned n, Broken broken)
 
 Broken broken_of(const std::string& name) {
   const char* const names[] = {"none",    "barrier", "reuse",     "global", "shared_memory",
-                               "shuffle", "leaves",  "elsewhere", "lane"};
-  for (int i = 0; i < 9; ++i)
+                               "shuffle", "leaves",  "elsewhere", "lane",   "warp_barrier"};
+  for (int i = 0; i < 10; ++i)
     if (name == names[i]) return static_cast<Broken>(i);
   std::fprintf(stderr, "no such kernel: %s\n", name.c_str());
   std::exit(2);

@@ -38,6 +38,7 @@ class Harness(unittest.TestCase):
     def test_races(self):
         self.expect(TSAN, "barrier", "data race")
         self.expect(TSAN, "reuse", "data race")
+        self.expect(TSAN, "warp_barrier", "data race")
 
     def test_out_of_bounds(self):
         self.expect(ASAN, "global", "heap-buffer-overflow")

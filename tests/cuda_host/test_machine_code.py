@@ -42,6 +42,7 @@ CARRIED_SUMS = {
     r"reduce_ranks": (8, "the ranks"),
     r"balance_routers": (256, "the experts of a block, once a step and vector"),
     r"add_sums": (2 * 8, "two runs of queries of each of 8 sequences; norms have one row"),
+    r"add_statistics": (256 + 10, "the chunks of 16,384 rows, halves of a block, or the runs of an expert"),
     r"sink_gradients": (512 + 5, "a 32nd of 16,384 rows, lanes; warps of other heads hide the wait"),
 }
 
@@ -51,6 +52,7 @@ TENSOR_CORE = {
     r"forward<MmaEngine<\w+>, (\d)": lambda chunks: 32 + 32 * chunks,
     r"backward_keys<MmaEngine<\w+>, (\d)": lambda chunks: 64 + 64 * chunks,
     r"backward_queries<MmaEngine<\w+>, (\d)": lambda chunks: 64 + 32 * chunks,
+    r"multiply_\w+<b?f(16)": lambda _: 64,  # experts: 64 x 128 x 64 by four warps
 }
 
 # Least number of loads and stores of 16 bytes in the kernels of a training step in bf16.
@@ -65,6 +67,9 @@ WIDE = {
     r"update_blocks<AdamW8bit, float, bf16, true>": (4, 2),  # twice gradient and master
     r"chunk_norms<float>": (1, 0),
     r"query_key_forward<bf16, 8, 1>": (2, 2),  # both halves of a head
+    r"multiply_rows<bf16, true>": (24, 0),  # 12 packs of both operands, before the loop and in it
+    r"multiply_rows<bf16, false>": (24, 0),
+    r"multiply_weights<bf16>": (24, 0),
     r"forward<MmaEngine<bf16>, 1, false, bf16>": (12, 0),  # four packs each of queries, keys, values
 }
 

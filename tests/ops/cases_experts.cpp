@@ -126,7 +126,6 @@ struct Reference {
 std::vector<double> numbers(const std::vector<int64_t>& integers) { return {integers.begin(), integers.end()}; }
 
 void check_route(Trial& trial, const Routing& routing, bool with_statistics) {
-  require_experts(trial);
   const Reference reference(routing, logits_of(trial, routing));
   const int64_t n = routing.rows(), e = routing.experts, k = routing.k;
   const Operand& logits = trial.input(DType::f32, n, e, reference.logits, 2);
@@ -162,7 +161,6 @@ void check_route(Trial& trial, const Routing& routing, bool with_statistics) {
 
 // Compares with the numeric gradient, in double, of all losses for the experts chosen.
 void check_backward(Trial& trial, const Routing& routing, double balance_factor, double z_factor) {
-  require_experts(trial);
   Reference reference(routing, logits_of(trial, routing));
   const int64_t n = routing.rows(), e = routing.experts, k = routing.k;
   StepState state;
@@ -211,7 +209,6 @@ void check_backward(Trial& trial, const Routing& routing, double balance_factor,
 // Ranks that share each sequence: with their loads added up, their statistics add up to those of whole sequences, and
 // each has the gradients of its rows.
 void check_shared_runs(Trial& trial, const Routing& routing) {
-  require_experts(trial);
   const int64_t ranks = routing.rule.balanced_rows, e = routing.experts, k = routing.k, n = routing.sequences;
   const Reference reference(routing, logits_of(trial, routing));
   RouterRule rule = routing.rule;
@@ -288,7 +285,6 @@ void check_shared_runs(Trial& trial, const Routing& routing) {
 
 // A row of logits that are no numbers chooses experts, too, each once.
 void check_nan(Trial& trial) {
-  require_experts(trial);
   const double nan = std::nan("");
   const Operand& logits = trial.input(DType::f32, 2, 3, {nan, nan, nan, 1, nan, 2});
   Operand& experts = trial.output(DType::i32, 2, 3);
@@ -394,7 +390,6 @@ void check_activation(Trial& trial, ActivationKind kind, DType dtype) {
 }
 
 void check_rejections(Trial& trial) {
-  require_experts(trial);
   const Operand& logits = trial.input(DType::f32, 4, 3);
   RouteTokens op{.rule = {.balanced_rows = 2},
                  .logits = logits.matrix(),
@@ -421,7 +416,6 @@ void add_benches(Suite& suite) {
     return t.input(DType::i32, n, k, all).matrix();
   };
   suite.add_bench<RouteTokens>("N=2048 E=64 k=4", [=](Trial& t) {
-    require_experts(t);
     t.time(RouteTokens{.rule = {.balanced_rows = 512},
                        .logits = t.input(DType::f32, n, e).matrix(),
                        .experts = t.output(DType::i32, n, k).matrix(),
@@ -432,7 +426,6 @@ void add_benches(Suite& suite) {
                        .statistics = t.in_out(DType::f64, 1, num_routing_sums(e)).matrix()});
   });
   suite.add_bench<RouteTokensBackward>("N=2048 E=64 k=4", [=](Trial& t) {
-    require_experts(t);
     std::vector<double> experts;
     for (int64_t i = 0; i < n * k; ++i) experts.push_back(static_cast<double>(i % e));
     t.time(RouteTokensBackward{.rule = {.balanced_rows = 512},
@@ -446,7 +439,6 @@ void add_benches(Suite& suite) {
                                .d_logits = t.output(DType::f32, n, e).matrix()});
   });
   suite.add_bench<AddBalance>("N=2048 E=64 k=4", [=](Trial& t) {
-    require_experts(t);
     t.time(AddBalance{.rule = {.balanced_rows = 4096, .run_ranks = 2},
                       .top_k = k,
                       .logits = t.input(DType::f32, n, e).matrix(),

@@ -54,7 +54,6 @@ void expect_rows(Trial& trial, const Operand& actual, const ExpertRows& rows, in
 }
 
 void check_forward(Trial& trial, const Shape& shape, DType dtype, int64_t gap) {
-  require_experts(trial);
   const ExpertRows& rows = shape.rows;
   const Operand& x = poisoned_input(trial, dtype, rows.bound, shape.in, rows.used(), gap);
   const Operand& w = trial.input(dtype, rows.experts() * shape.out, shape.in, 0.2, gap);
@@ -68,7 +67,6 @@ void check_forward(Trial& trial, const Shape& shape, DType dtype, int64_t gap) {
 }
 
 void check_backward_input(Trial& trial, const Shape& shape, DType dtype, int64_t gap) {
-  require_experts(trial);
   const ExpertRows& rows = shape.rows;
   const Operand& dy = poisoned_input(trial, dtype, rows.bound, shape.out, rows.used(), gap);
   const Operand& w = trial.input(dtype, rows.experts() * shape.out, shape.in, 0.2, gap);
@@ -83,7 +81,6 @@ void check_backward_input(Trial& trial, const Shape& shape, DType dtype, int64_t
 }
 
 void check_backward_weight(Trial& trial, const Shape& shape, DType dtype, bool accumulate, int64_t gap) {
-  require_experts(trial);
   const ExpertRows& rows = shape.rows;
   const Operand& x = poisoned_input(trial, dtype, rows.bound, shape.in, rows.used(), gap);
   const Operand& dy = poisoned_input(trial, dtype, rows.bound, shape.out, rows.used(), gap);
@@ -104,7 +101,6 @@ void check_backward_weight(Trial& trial, const Shape& shape, DType dtype, bool a
 }
 
 void check_rejections(Trial& trial) {
-  require_experts(trial);
   const ExpertRows rows{{2, 1}, 3};
   const Matrix offsets = rows.matrix(trial);
   const Operand& x = trial.input(DType::f32, 3, 4);
@@ -126,21 +122,18 @@ void add_benches(Suite& suite, DType dtype, int64_t experts, int64_t rows_each, 
   const ExpertRows rows{std::vector<int64_t>(static_cast<size_t>(experts), rows_each), experts * rows_each};
   const std::string name = name_of({rows, in, out}, dtype);
   suite.add_bench<GroupedLinearForward>(name, [=](Trial& t) {
-    require_experts(t);
     t.time(GroupedLinearForward{.x = t.input(dtype, rows.bound, in).matrix(),
                                 .w = t.input(dtype, experts * out, in).matrix(),
                                 .offsets = rows.matrix(t),
                                 .y = t.output(dtype, rows.bound, out).matrix()});
   });
   suite.add_bench<GroupedLinearBackwardInput>(name, [=](Trial& t) {
-    require_experts(t);
     t.time(GroupedLinearBackwardInput{.dy = t.input(dtype, rows.bound, out).matrix(),
                                       .w = t.input(dtype, experts * out, in).matrix(),
                                       .offsets = rows.matrix(t),
                                       .dx = t.output(dtype, rows.bound, in).matrix()});
   });
   suite.add_bench<GroupedLinearBackwardWeight>(name, [=](Trial& t) {
-    require_experts(t);
     t.time(GroupedLinearBackwardWeight{.x = t.input(dtype, rows.bound, in).matrix(),
                                        .dy = t.input(dtype, rows.bound, out).matrix(),
                                        .offsets = rows.matrix(t),
@@ -150,14 +143,12 @@ void add_benches(Suite& suite, DType dtype, int64_t experts, int64_t rows_each, 
   const std::string beside =
       fmt::format("beside experts, N={} in={} out={} {}", rows.bound, in, out, dtype_name(dtype));
   suite.add_bench<LinearForward>(beside, [=](Trial& t) {
-    require_experts(t);
     t.time(LinearForward{.x = t.input(dtype, rows.bound, in).matrix(),
                          .w = t.input(dtype, out, in).matrix(),
                          .bias = {},
                          .y = t.output(dtype, rows.bound, out).matrix()});
   });
   suite.add_bench<LinearBackwardInput>(beside, [=](Trial& t) {
-    require_experts(t);
     t.time(LinearBackwardInput{.dy = t.input(dtype, rows.bound, out).matrix(),
                                .w = t.input(dtype, out, in).matrix(),
                                .dx = t.output(dtype, rows.bound, in).matrix()});

@@ -170,7 +170,6 @@ struct Reference {
 std::vector<double> numbers(const std::vector<int64_t>& integers) { return {integers.begin(), integers.end()}; }
 
 void check_choice(Trial& trial, const Choice& choice) {
-  require_experts(trial);
   const Reference reference(choice, trial);
   const int64_t n = choice.rows, e = choice.experts, k = choice.k, used = std::ssize(reference.rows);
   Operand& experts = trial.output(DType::i32, n, k);
@@ -216,7 +215,6 @@ void check_choice(Trial& trial, const Choice& choice) {
 
 // Compares with the numeric gradient, in double, of all losses for the copies that are kept.
 void check_gradient(Trial& trial, const Choice& choice) {
-  require_experts(trial);
   Reference reference(choice, trial);
   const int64_t n = choice.rows, e = choice.experts, k = choice.k;
   StepState state;
@@ -258,7 +256,6 @@ void check_gradient(Trial& trial, const Choice& choice) {
 }
 
 void check_limits(Trial& trial) {
-  require_experts(trial);
   RouteTokens op{.rule = {.balanced_rows = 4},
                  .logits = trial.input(DType::f32, 4, 6).matrix(),
                  .experts = trial.output(DType::i32, 4, 2).matrix(),

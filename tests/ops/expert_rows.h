@@ -10,11 +10,6 @@
 
 namespace gptrain::ops_test {
 
-// GPUs have no kernels of these ops.
-inline void require_experts(Trial& trial) {
-  if (trial.backend().target().kind == Target::Kind::gpu) throw NotOnThisBackend{"experts"};
-}
-
 // Rows of each expert, and the bound of all rows.
 struct ExpertRows {
   std::vector<int64_t> counts;

@@ -45,8 +45,9 @@ inline TrainedExperts train_experts(const RunConfig& config, int64_t ranks, int 
     if (then) then(rank);
     const Matrix routing = rank.step.statistics().find(routing_statistic);
     const std::lock_guard lock(mutex);
-    if (rank.groups.sample_rank() == 0 && routing.given())
-      trained.routing.assign(routing.as<const double>(), routing.as<const double>() + routing.cols);
+    if (rank.groups.sample_rank() != 0 || !routing.given()) return;
+    trained.routing.resize(static_cast<size_t>(routing.cols));
+    rank.step.backend().download(trained.routing.data(), routing.data, routing.bytes());
   };
   trained.outcome = train_on_ranks(config, ranks, steps, start, start == nullptr ? 0 : 1000, wrapping);
   return trained;
@@ -69,8 +70,8 @@ inline void check_routing(const MoeConfig& moe, const std::vector<double>& a, co
 // Trains one step on ranks, and checks that moments, losses and routing are those of one rank. RETURNS the ranks'
 // results.
 inline TrainedExperts check_as_one_rank(const RunConfig& config, const ExpertLayout& layout, const GlobalState& start,
-                                        const TrainedExperts& one) {
-  TrainedExperts many = train_experts(config, layout.ranks, 1, &start);
+                                        const TrainedExperts& one, const Wrapping& wrapping = {}) {
+  TrainedExperts many = train_experts(config, layout.ranks, 1, &start, wrapping);
   const Difference d = difference(make_spec(config.model), one.outcome, many.outcome);
   INFO(fmt::format("{}: moment {} of {}, loss {}, torn {}", fmt::join(layout.overrides, " "), d.first_moment,
                    d.moment_of, d.loss, d.torn));

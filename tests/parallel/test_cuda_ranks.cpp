@@ -224,7 +224,11 @@ TEST_CASE("a step on the device has the events of its plan, copies too") {
                             {1, 2, {"parallel.zero=0", "precision.compute=bf16-pure", "precision.gradients=bf16"}},
                             {1, 1, {"memory.offload_activations=all", "batch.micro=2"}},
                             {1, 2, {"parallel.zero=3", "optimizer.type=adafactor"}},
-                            {2, 1, {"parallel.sequence=true", "memory.recompute=block"}}};
+                            {2, 1, {"parallel.sequence=true", "memory.recompute=block"}},
+                            {1,
+                             2,
+                             {"model.bias=false", "parallel.zero=1", "memory.recompute=block",
+                              R"(model.moe={"experts":4,"top_k":2,"ffn_hidden_size":64,"shared":1})"}}};
   for (const Layout& layout : layouts) {
     INFO(layout.name());
     RunConfig config = config_of(Family::gpt2, layout);

@@ -416,12 +416,12 @@ class ChoosingBackend final : public ForwardingBackend {
   }
   std::string algorithms() const override { return has_choice ? inner_.algorithms() : ""; }
   void set_choosing(bool choosing) override {
-    inner_.set_choosing(choosing);
     for (const std::byte* memory : memory_) {
       if (!choosing) continue;
       found.emplace_back(looked_at);
       inner_.download(found.back().data(), memory, looked_at);
     }
+    inner_.set_choosing(choosing);
   }
 
   bool has_choice = true;

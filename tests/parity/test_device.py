@@ -99,6 +99,28 @@ class Device(unittest.TestCase):
             for found, loss in zip(self.losses(out), self.losses("one"), strict=True):
                 self.assertAlmostEqual(found, loss, delta=1e-5 * loss)
 
+    def test_mixtures_of_experts_train_on_devices_as_on_the_cpu(self):
+        """On one device, and spread over two, where algorithms are chosen with rows that no router has counted."""
+        moe = {"experts": 4, "top_k": 2, "ffn_hidden_size": 32, "shared": 1, "shared_gate": "sigmoid"}
+        settings = ("--set", f"model.moe={json.dumps(moe)}", "--set", "model.bias=false")
+        spread = ("--ranks", "2", "--set", "parallel.expert=2", "--set", "parallel.zero=1")
+        self.train(WITHOUT_DEVICE, "cpu", "cpu", *settings)
+        self.train(WITH_DEVICE, "one", "cuda", *settings)
+        self.train(WITH_DEVICE, "two", "cuda", *settings, *spread, "--steps", "3")
+        self.train(WITH_DEVICE, "two", "cuda", *settings, *spread, "--resume")
+        self.train(WITH_DEVICE, "whole", "cuda", *settings, *spread)
+        self.assertEqual(self.losses("two")[-1], self.losses("whole")[-1])
+        for out in ("one", "whole"):
+            for found, expected in zip(self.losses(out), self.losses("cpu"), strict=True):
+                self.assertAlmostEqual(found, expected, delta=1e-5 * expected)
+        _, planned, _ = self.run_program(WITH_DEVICE, "train", "run.json", "--dry-run", "--json", *settings, *spread)
+        taken = json.loads((self.folder / "whole/run.json").read_text(encoding="utf-8"))
+        self.assertEqual(taken, {key: json.loads(planned)[key] for key in taken})
+        texts = [self.run_program(WITHOUT_DEVICE, "generate", "--checkpoint", out, "--prompt", "one ", "--tokens", "9",
+                                  "--temperature", "0") for out in ("cpu", "whole")]
+        self.assertEqual(texts[0][:2], texts[1][:2])
+        self.assertEqual(texts[0][0], FINISHED, texts)
+
     def test_a_run_goes_on_where_it_stopped_also_elsewhere(self):
         self.train(WITH_DEVICE, "whole", "cuda")
         self.train(WITH_DEVICE, "parts", "cuda", "--steps", "3")

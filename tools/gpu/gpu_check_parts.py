@@ -31,6 +31,10 @@ LEAST_BYTES = 4 * 60e6
 LIMITS_LINE = re.compile(r"cuda, .*: copy ([\d.]+) GB/s, matrix product f32 (\d+) GFLOP/s, bf16 (\d+) GFLOP/s$")
 BENCH_LINE = re.compile(r"(?P<title>.+?) +(?P<ms>[\d.]+) ms +(?P<rate>[\d.]+) (?P<unit>GFLOP/s|GB/s) +(?P<share>\d+)%$")
 
+# Products of experts, and one product of as many rows.
+EXPERTS = re.compile(r"grouped_(linear_\w+) \[E=\d+ R=\d+ of (\d+ in=\d+ out=\d+ bf16)\]")
+BESIDE_EXPERTS = re.compile(r"(linear_\w+) \[beside experts, N=(\d+ in=\d+ out=\d+ bf16)\]")
+
 AT_ONCE = 4  # processes on the device at a time
 LONGEST_CASE_SECONDS = 60
 SKIPPED = 77
@@ -138,8 +142,9 @@ def library(options, rows):
 
 def kernels(options, rows):
     """Adds rows: for memory-bound ops the share of the copy bandwidth, for bf16 products the best share per op, for
-    attention with documents the time by cuDNN and by our own kernels."""
-    products, sound = {}, True
+    attention with documents the time by cuDNN and by our own kernels, for products of experts their rate beside that of
+    one product of as many rows."""
+    products, experts, beside, sound = {}, {}, {}, True
     for line in options.file.read_text(encoding="utf-8").splitlines():
         if line.startswith("FAIL "):
             rows.add(line[len("FAIL "):], "", status="fail")
@@ -151,6 +156,10 @@ def kernels(options, rows):
         if not (match := BENCH_LINE.match(line)):
             continue
         title, share = match["title"], float(match["share"])
+        if found := EXPERTS.fullmatch(title):
+            experts[title] = (found.groups(), float(match["ms"]))
+        elif found := BESIDE_EXPERTS.fullmatch(title):
+            beside[found.groups()] = float(match["ms"])
         if match["unit"] == "GB/s":
             if float(match["rate"]) * 1e9 * float(match["ms"]) / 1e3 >= LEAST_BYTES:
                 sound = rows.at_least(title, share, LEAST_COPY_SHARE, "% of copying", 0) and sound
@@ -161,6 +170,9 @@ def kernels(options, rows):
             products[op] = max(products.get(op, (0, "")), (share, title))
     for share, title in products.values():
         rows.add(f"{title} (the best of its shapes)", f"{share:.0f}", "% of the rate")
+    for title, (shape, milliseconds) in experts.items():
+        if shape in beside:
+            rows.add(title, f"{100 * beside[shape] / milliseconds:.0f}", "% of one product's rate")
     return sound
 
 

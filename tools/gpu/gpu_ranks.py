@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from bench_gpu import add_arguments, prepare
@@ -19,6 +20,11 @@ RANKS_CASE = Case({"num_layers": 4, "hidden_size": 256, "num_heads": 4, "vocab_s
                   2048, micro_tokens=(1024,))
 RANKS_MESHES = {"data": {"zero": 1}, "data, ZeRO 3": {"zero": 3}, "tensor": {"tensor": 2}, "context": {"context": 2},
                 "context, ring": {"context": 2, "context_method": "ring"}, "pipeline": {"pipeline": 2}}
+# The same with a mixture of experts, whose rows ranks exchange.
+EXPERTS_CASE = replace(RANKS_CASE, model=RANKS_CASE.model | {
+    "bias": False, "moe": {"experts": 8, "top_k": 2, "ffn_hidden_size": 512, "shared": 1}})
+EXPERTS_MESHES = {"experts": {"expert": 2, "expert_room": 2}, "tensor, experts cut": {"tensor": 2},
+                  "experts of tensor ranks": {"tensor": 2, "expert": 2, "expert_room": 2}}
 RANKS_STEPS = 5
 RANKS_TOLERANCE = 1e-4  # for f32 losses after several updates
 LONGEST_RUN_SECONDS = 60
@@ -77,9 +83,9 @@ def ranks(options, rows, folder):
     has_unshare = shutil.which("unshare") is not None
     has_unshare = has_unshare and subprocess.run(["unshare", "--uts", "true"], capture_output=True, check=False).returncode == 0
 
-    def config(out, mesh):
-        return write_config(folder, RANKS_CASE, 2, options.device, out, parallel=mesh,
-                            precision={"compute": "fp32"}, run={"steps": RANKS_STEPS}, comm={"timeout_seconds": 30})
+    def config(out, mesh, case=RANKS_CASE):
+        return write_config(folder, case, 2, options.device, out, parallel=mesh, precision={"compute": "fp32"},
+                            run={"steps": RANKS_STEPS}, comm={"timeout_seconds": 30})
 
     def measured(name, commands, out, expected):
         seconds = min(deadline.left(), LONGEST_RUN_SECONDS)
@@ -96,22 +102,24 @@ def ranks(options, rows, folder):
         rows.add(f"{name}, losses from one rank's", f"{worst:.1e}", "relative", f"<= {RANKS_TOLERANCE:g}", status)
         return status == "pass"
 
-    run_gptrain(options.gptrain, folder, "train", config("one", {}))
-    expected = losses_of(folder, "one")
-    for mesh, settings in RANKS_MESHES.items():
-        label = mesh.replace(", ", "-").replace(" ", "")
-        staged = config(f"staged-{label}", settings)
-        where = "one GPU, through the host" if devices == 1 else f"{min(devices, 2)} GPUs, as threads"
-        sound = measured(f"2 ranks, {mesh}: {where}", [[options.gptrain, "train", staged, "--ranks", "2"]],
-                         f"staged-{label}", expected) and sound
-        if not has_unshare:
-            rows.add(f"2 ranks, {mesh}: NCCL between processes", "", mark="unshare --uts is not allowed",
-                     status="skipped")
-            continue
-        linked = config(f"nccl-{label}", settings)
-        sound = measured(f"2 ranks, {mesh}: NCCL between processes",
-                         ranks_as_hosts(options.gptrain, ["train", linked], devices), f"nccl-{label}",
-                         expected) and sound
+    for case, meshes in ((RANKS_CASE, RANKS_MESHES), (EXPERTS_CASE, EXPERTS_MESHES)):
+        one = "one" if case is RANKS_CASE else "one-of-experts"
+        run_gptrain(options.gptrain, folder, "train", config(one, {}, case))
+        expected = losses_of(folder, one)
+        for mesh, settings in meshes.items():
+            label = mesh.replace(", ", "-").replace(" ", "")
+            staged = config(f"staged-{label}", settings, case)
+            where = "one GPU, through the host" if devices == 1 else f"{min(devices, 2)} GPUs, as threads"
+            sound = measured(f"2 ranks, {mesh}: {where}", [[options.gptrain, "train", staged, "--ranks", "2"]],
+                             f"staged-{label}", expected) and sound
+            if not has_unshare:
+                rows.add(f"2 ranks, {mesh}: NCCL between processes", "", mark="unshare --uts is not allowed",
+                         status="skipped")
+                continue
+            linked = config(f"nccl-{label}", settings, case)
+            sound = measured(f"2 ranks, {mesh}: NCCL between processes",
+                             ranks_as_hosts(options.gptrain, ["train", linked], devices), f"nccl-{label}",
+                             expected) and sound
     return bench_collectives(options, rows, folder, config("bench", {"zero": 1}), devices, has_unshare, deadline) and sound
 
 

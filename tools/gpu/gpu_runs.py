@@ -35,7 +35,7 @@ class Case:
     least_mfu: float | None = None  # mark; None: no mark
     micro_tokens: tuple = MICRO_TOKENS
     linears: str = "bf16"
-    beside: str | None = None  # name of the same case in bf16
+    beside: str | None = None  # name of the same case in bf16, or of a dense one
     least_gain: float | None = None  # mark: speed relative to `beside`
 
     @property
@@ -71,6 +71,12 @@ CASES = {
 FP8_CASES = {f"{name}-fp8": replace(case, least_mfu=None, linears="fp8", beside=name,
                                     least_gain=1.15 if name == "gpt2-1.5b-1024" else None)
              for name, case in CASES.items()}
+# A mixture of experts, and the dense model that computes as much for a token.
+MIXTURE_CASES = {
+    "llama-160m-2048": Case({"preset": "llama-160m", "sequence_length": 2048}, 65536),
+    "llama-160m-2048-experts": Case({"preset": "llama-160m", "sequence_length": 2048, "moe": {
+        "experts": 8, "top_k": 2, "ffn_hidden_size": 1536}}, 65536, beside="llama-160m-2048"),
+}
 # Small enough for a CPU: they check the scripts and are measured only if asked for.
 SMOKE_CASES = {
     "smoke-gpt2": Case({"num_layers": 2, "hidden_size": 64, "num_heads": 4, "vocab_size": 1000,
@@ -79,7 +85,7 @@ SMOKE_CASES = {
                          "sequence_length": 64, "norm": "rmsnorm", "positions": "rope", "activation": "swiglu",
                          "bias": False, "tied_head": False}, 512, micro_tokens=(512, 256, 128)),
 }
-ALL_CASES = CASES | FP8_CASES | SMOKE_CASES
+ALL_CASES = CASES | FP8_CASES | MIXTURE_CASES | SMOKE_CASES
 
 
 def usual_cases():

@@ -1,5 +1,5 @@
-// Ops of mixtures of experts and of sparse sums, which have no kernels for GPUs yet. A config refuses these on a GPU;
-// these functions refuse whatever reaches the backend otherwise.
+// Ops of sparse sums, which have no kernels for GPUs yet. A config refuses these on a GPU; these functions refuse
+// whatever reaches the backend otherwise.
 #include <string_view>
 
 #include "base/error.h"
@@ -16,12 +16,6 @@ namespace {
 
 #define GPTRAIN_REFUSE_ON_GPU(Op) \
   void cuda_run(const Op&, Stream, std::byte*) { refuse(Op::name); }
-GPTRAIN_REFUSE_ON_GPU(RouteTokens)
-GPTRAIN_REFUSE_ON_GPU(AddBalance)
-GPTRAIN_REFUSE_ON_GPU(RouteTokensBackward)
-GPTRAIN_REFUSE_ON_GPU(GroupedLinearForward)
-GPTRAIN_REFUSE_ON_GPU(GroupedLinearBackwardInput)
-GPTRAIN_REFUSE_ON_GPU(GroupedLinearBackwardWeight)
 GPTRAIN_FOR_EACH_SPARSE_OP(GPTRAIN_REFUSE_ON_GPU)
 #undef GPTRAIN_REFUSE_ON_GPU
 
