@@ -208,7 +208,7 @@ void StepParts::make_update_lane(const UpdateDevice& updates) {
   if (updates.gpu != nullptr) copies = std::make_unique<UpdateCopies>(*updates.gpu, *parameters, *staged_parameters);
   lane =
       std::make_unique<UpdateLane>(*parameters, update_backend, groups, files, copies.get(), beside_gpu, updates.cores);
-  away = std::make_unique<AwayState>(*parameters, groups, files, [this] { lane->suspend(); });
+  away = std::make_unique<AwayState>(*parameters, groups, files, copies.get(), beside_gpu, [this] { lane->suspend(); });
   const Sharding& sharding = design->sharding;
   const HostSlots slots(*parameters, beside_gpu ? memory_of_updates(MemoryClass::buckets).data() : nullptr);
   if (sharding.weights_away())
