@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "device/attention_graphs.h"
+#include "device/late_library.h"
 #include "device/status.h"
 #include "ops/fused_attention_policy.h"
 
@@ -190,6 +191,7 @@ class CudnnAttention final : public FusedAttention {
     fixed_backward_ = major == 9 || (major == 10 && version >= oldest_cudnn_deterministic_on_blackwell);
     ragged_backward_ = major != 9 || version >= oldest_cudnn_ragged_on_hopper;
     cudnnHandle_t handle = nullptr;
+    open_nvrtc();
     check_cudnn(cudnnCreate(&handle), "starting cuDNN");
     handle_.reset(handle);
     check_cudnn(cudnnSetStream(handle, stream), "giving cuDNN a stream");

@@ -12,8 +12,8 @@
 
 namespace gptrain::inline cuda {
 
-constexpr unsigned threads = 256;
-constexpr int width = 4;  // elements per access of a thread: 16 bytes of f32
+constexpr unsigned threads = gpu_norm_lanes;
+constexpr int width = gpu_norm_pack;  // elements per access of a thread: 16 bytes of f32
 // Chunks do not depend on the number of blocks, so that sums have a fixed order.
 constexpr int64_t chunk = gpu_norm_chunk;
 

@@ -77,4 +77,25 @@ int usable_cores() {
   return std::max(1, std::min(cores, group_limits().cores));
 }
 
+std::vector<int> cores_of_threads(int64_t rank, int64_t count) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return {};
+  std::vector<int> all, chosen;
+  for (int core = CPU_SETSIZE - 1; core >= 0; --core)
+    if (CPU_ISSET(core, &set)) all.push_back(core);
+  const auto usable = static_cast<int64_t>(all.size());
+  if (count <= 0 || count >= usable) return {};
+  for (int64_t i = 0; i < count; ++i) chosen.push_back(all[static_cast<size_t>((rank * count + i) % usable)]);
+  return chosen;
+}
+
+void bind_thread(const std::vector<int>& cores) {
+  if (cores.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int core : cores) CPU_SET(core, &set);
+  sched_setaffinity(0, sizeof set, &set);  // a failure leaves the thread where it may run
+}
+
 }  // namespace gptrain::base

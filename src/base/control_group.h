@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <limits>
 #include <string>
+#include <vector>
 
 namespace gptrain::inline base {
 
@@ -27,5 +28,11 @@ int64_t physical_memory_bytes();
 // Returns the number of cores that this process may run on (sched_getaffinity), but at most GroupLimits::cores; at
 // least 1.
 int usable_cores();
+
+// Returns the numbers of `count` cores that this process may run on, for the threads of its rank number `rank`: the
+// last ones for rank 0, those before them for rank 1, and so on, in turn. Empty if it has no core to leave out.
+std::vector<int> cores_of_threads(int64_t rank, int64_t count);
+// Lets this thread, and those that it starts, run on these cores only; empty: on all of them.
+void bind_thread(const std::vector<int>& cores);
 
 }  // namespace gptrain::base

@@ -1,3 +1,4 @@
+#include <bit>
 #include <fmt/format.h>
 
 #include "base/fp8.h"
@@ -98,13 +99,13 @@ class MemoryRules : Rules {
             "\"none\"");
     const bool uses_disk = config_.memory.uses_disk();
     if (uses_disk && !is_given("checkpoint.asynchronous")) config_.checkpoint.asynchronous = false;
-    if (uses_disk && config_.checkpoint.asynchronous)
-      fault("checkpoint.asynchronous",
-            "must be false with memory.offload_optimizer = \"disk\" or \"fit\": it keeps a copy of the state in memory",
-            "false");
     for (const std::string& folder : config_.memory.disk_folders())
       if (uses_disk && sound({"memory.disk_path"}) && folder.empty())
         fault("memory.disk_path", "names an empty folder between or beside ':'", "\"/scratch/nvme0\"");
+    const int64_t bytes = config_.memory.disk_transfer_bytes;
+    if (sound({"memory.disk_transfer_bytes"}) && (bytes & (bytes - 1)) != 0)
+      fault("memory.disk_transfer_bytes", "must be a power of two",
+            fmt::format("{}", std::bit_floor(static_cast<uint64_t>(bytes))));
     if (config_.memory.offload_update == UpdateTime::delayed) check_delay();
     if (config_.memory.offload_parameters != StatePlace::none) check_parameters_on_disk();
     if (config_.memory.offload_gradients != StatePlace::none) check_gradients_on_disk();

@@ -49,7 +49,7 @@ UnitChoices choose_units(const PlanCase& run, int32_t stage, std::optional<int64
 
 // A setting that plans for a named GPU know, and that no run on a GPU can have yet.
 struct PlannedOnly {
-  std::string setting;  // "optimizer.type = \"lamb\""; empty: a run can have all settings
+  std::string setting;  // "optimizer.type = \"muon\""; empty: a run can have all settings
   std::string_view why, nearest;
 };
 
@@ -61,7 +61,7 @@ PlannedOnly planned_only(const PlanCase& run) {
   if (updates_on_host(config.optimizer.type)) return {};
   return {quoted("optimizer.type", optimizer_names[config.optimizer.type]) + " with " +
               quoted("memory.offload_optimizer", run.config.memory.away_name()),
-          "it reads gradients of whole tensors before the update", "\"adamw\""};
+          "it replaces the gradients of all layers before the update", "\"adamw\""};
 }
 
 void check_places(const PlanCase& run) {
@@ -74,7 +74,7 @@ void check_places(const PlanCase& run) {
     throw Error(ExitCode::usage, "{}: works on CPUs and in plans for a named GPU only, as {} (try {})", fault.setting,
                 fault.why, fault.nearest);
   if (on_gpu && (memory.fits_places() || memory.offload_optimizer_share < 1) &&
-      !updates_on_host(run.config.optimizer.type)) {
+      !updates_on_both(run.config.optimizer.type)) {
     const std::string setting = memory.fits_places() ? "memory.offload_optimizer = \"fit\": cannot be combined"
                                                      : fmt::format("memory.offload_optimizer_share = {:g}: must be 1",
                                                                    memory.offload_optimizer_share);

@@ -42,10 +42,14 @@ struct SavingMethod {
   }
 };
 
-// Whether a GPU's host can run the optimizer's updates: each element's update reads the gradient of that element only.
-constexpr bool updates_on_host(OptimizerKind type) {
+// Whether some units' updates can run on a GPU, the others on its host: each element's update reads that element only.
+constexpr bool updates_on_both(OptimizerKind type) {
   using enum OptimizerKind;
   return type == adamw || type == adamw_8bit || type == sgd || type == lion;
+}
+// Whether a GPU's host can run the optimizer's updates, which do not replace gradients.
+constexpr bool updates_on_host(OptimizerKind type) {
+  return updates_on_both(type) || type == OptimizerKind::lamb || type == OptimizerKind::lars;
 }
 
 namespace saving {

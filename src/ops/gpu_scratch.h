@@ -41,7 +41,25 @@ inline int64_t gpu_scratch_bytes(const SquaredNorm& op) {
   return gpu_norm_chunks_bound(op.gradients.cols, op.num_segments) * dtype_bytes(DType::f64);
 }
 
-// TensorNorms has the same chunks, with two sums each.
+// TensorNorms has the same chunks, with two sums each. A block adds up a chunk, and then the chunks of a tensor: lane l
+// of its warps adds four elements in turn, or one chunk, of as many as the lanes have together, and `sum_of_lanes` adds
+// up the lanes.
+constexpr int gpu_norm_lanes = 256, gpu_norm_pack = 4;
+
+// Returns the sum of a block's lanes in the order of its kernels: within each warp by halves, then warp after warp.
+// Overwrites the values. Always inlined, as kernels of the CPU call it.
+[[gnu::always_inline]] inline double sum_of_lanes(double (&of_lanes)[gpu_norm_lanes]) {
+  constexpr int warp = 32;
+  double total = 0;
+  for (int first = 0; first < gpu_norm_lanes; first += warp) {
+    double* const values = of_lanes + first;
+    for (int half = warp / 2; half > 0; half /= 2)
+      for (int lane = 0; lane < half; ++lane) values[lane] += values[lane + half];
+    total += values[0];
+  }
+  return total;
+}
+
 template <typename Op>
 int64_t gpu_scratch_bytes(const TensorNorms<Op>& op) {
   return 2 * gpu_norm_chunks_bound(op.update.gradients.cols, op.update.num_segments) * dtype_bytes(DType::f64);

@@ -31,6 +31,8 @@ struct TensorNorms {
   Op update;             // constants and operands, all read only; update.sums is not used
   int64_t first_tensor;  // segments belong to tensors [first_tensor, first_tensor + n)
   Matrix sums;           // [n, 2] f64 out
+  // On a CPU: adds in the order of the CUDA kernel (gpu_norm_lanes), so that both have the same bits.
+  bool in_gpu_order = false;
 };
 
 class TensorFactors {

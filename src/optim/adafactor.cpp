@@ -6,9 +6,9 @@
 
 #include "model/record.h"
 #include "optim/element_optimizer.h"
-#include "optim/step_agreement.h"
 #include "optim/tensor_optimizer.h"
 #include "optim/types.h"
+#include "optim/update_site.h"
 
 namespace gptrain::inline optim {
 namespace {

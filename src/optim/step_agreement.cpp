@@ -153,10 +153,4 @@ void StepAgreement::agree() {
                     .score_threshold = qk_clip != nullptr ? qk_clip->threshold() : 0});
 }
 
-void sum_over_world(RankGroups& groups, const Matrix& sums) {
-  Lane& lane = groups.lane(LaneKind::gradients);
-  lane.all_reduce(groups.group(LaneKind::gradients, GroupKind::world), sums.data, sums.count(), sums.dtype);
-  lane.wait_all();
-}
-
 }  // namespace gptrain::optim

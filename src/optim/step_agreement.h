@@ -19,9 +19,6 @@
 
 namespace gptrain::inline optim {
 
-// Adds up f64 `sums` in device memory over all ranks, in place. Collective over the world.
-void sum_over_world(RankGroups& groups, const Matrix& sums);
-
 // Rules of the agreement, and numbers that it carries beside loss, norm and skip.
 struct AgreementRules {
   double clip_norm = 0;           // 0: no clipping
@@ -106,7 +103,7 @@ class StepUpdate final : public UpdateRule {
   void norm() override {
     agreement_.agree();
     site_.pass_state();
-    if (const Matrix sums = optimizer_.measure(); sums.given()) sum_over_world(site_.updates.groups, sums);
+    if (const Matrix sums = optimizer_.measure(); sums.given()) site_.sum(sums);
     site_.end_measuring();
   }
   void update(int64_t unit) override {

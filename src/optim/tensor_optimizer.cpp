@@ -84,11 +84,18 @@ int64_t TensorSums::table_bytes(const ParameterStore& parameters, SummedParts su
 
 void TensorSums::measure(const std::function<void(const ElementUpdate&, int64_t, const Matrix&)>& run) const {
   const ParameterStore& parameters = context_.parameters;
+  EventLog* const log = context_.groups.log();
+  const auto run_there = [&](const ElementUpdate& operands, int64_t first_row, const Matrix& sums) {
+    const bool logs = context_.on_host_of_gpu && log != nullptr && log->on();
+    if (logs) log->set_queue(Event::Queue::update);
+    run(operands, first_row, sums);
+    if (logs) log->set_queue(Event::Queue::ops);
+  };
   // Clears the last step's sums of tensors of which this rank has no elements.
   const Matrix nothing(nullptr, DType::f32, 1, 0);
   ElementUpdate none{.state = context_.state, .gradients = nothing, .master = nothing, .columns = {}, .weights = {}};
   std::fill(none.columns.begin(), none.columns.end(), nothing);
-  run(none, 0, sums_);
+  run_there(none, 0, sums_);
   for (const Part& part : parts_) {
     if (context_.away != nullptr) context_.away->fetch_with_gradients(part.unit);
     const int64_t first = part.first - parameters.update_range(part.unit).first, elements = part.end - part.first;
@@ -99,7 +106,7 @@ void TensorSums::measure(const std::function<void(const ElementUpdate&, int64_t,
     }
     operands.segments = segments_ + part.first_segment;
     operands.num_segments = part.num_segments;
-    run(operands, part.first_row, sums_.row_range(part.first_row, part.num_rows));
+    run_there(operands, part.first_row, sums_.row_range(part.first_row, part.num_rows));
   }
 }
 

@@ -65,14 +65,18 @@ class TensorOptimizer final : public Optimizer {
  public:
   TensorOptimizer(const Op& op, const UpdateContext& context, uint64_t seed, std::byte* tables)
       : update_(op),
+        in_gpu_order_(context.on_host_of_gpu),
         backend_(context.backend),
         sums_(context, tables + element_table_bytes(context.parameters)),
         second_pass_(with_sums(op, sums_.sums()), context, seed, tables) {}
 
   Matrix measure() override {
     sums_.measure([this](const ElementUpdate& operands, int64_t first_tensor, const Matrix& sums) {
-      TensorNorms<Update> op{.update = update_, .first_tensor = first_tensor, .sums = sums};
+      TensorNorms<Update> op{
+          .update = update_, .first_tensor = first_tensor, .sums = sums, .in_gpu_order = in_gpu_order_};
       static_cast<ElementUpdate&>(op.update) = operands;
+      // Weights beside masters are not read, and the CPU's op has no fp16.
+      if (in_gpu_order_ && op.update.master.given()) op.update.weights = {};
       backend_.run(op);
     });
     return sums_.sums();
@@ -87,6 +91,7 @@ class TensorOptimizer final : public Optimizer {
   }
 
   Update update_;
+  bool in_gpu_order_;
   Backend& backend_;
   TensorSums sums_;
   ElementOptimizer<Op> second_pass_;

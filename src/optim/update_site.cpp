@@ -5,6 +5,12 @@
 
 namespace gptrain::inline optim {
 
+void sum_over_world(RankGroups& groups, const Matrix& sums) {
+  Lane& lane = groups.lane(LaneKind::gradients);
+  lane.all_reduce(groups.group(LaneKind::gradients, GroupKind::world), sums.data, sums.count(), sums.dtype);
+  lane.wait_all();
+}
+
 void UpdateSite::pass_state() const {
   if (lane != nullptr) lane->drain();
   if (updates.state == ops.state) return;
@@ -12,6 +18,17 @@ void UpdateSite::pass_state() const {
   ops.backend.download(&state, ops.state, sizeof state);
   ops.backend.synchronize();
   updates.backend.upload(updates.state, &state, sizeof state);
+}
+
+// Ranks beside a GPU exchange sums in its memory, as all that they add up.
+void UpdateSite::sum(const Matrix& sums) const {
+  if (!updates.on_host_of_gpu) return sum_over_world(updates.groups, sums);
+  WorkspaceFrame frame(ops.workspace);
+  const Matrix on_device = frame.take(sums.dtype, sums.rows, sums.cols);
+  ops.backend.upload(on_device.data, sums.data, sums.bytes());
+  sum_over_world(ops.groups, on_device);
+  ops.backend.download(sums.data, on_device.data, sums.bytes());
+  ops.backend.synchronize();
 }
 
 void UpdateSite::end_measuring() const {

@@ -8,6 +8,9 @@
 
 namespace gptrain::inline optim {
 
+// Adds up f64 `sums` in device memory over all ranks, in place. Collective over the world.
+void sum_over_world(RankGroups& groups, const Matrix& sums);
+
 // Used by StepUpdate. The rank's thread calls all functions.
 struct UpdateSite {
   UpdateContext ops;
@@ -17,6 +20,8 @@ struct UpdateSite {
   // Waits for the updates of the step before, and copies the ops' StepState to that of the updates. Call after each
   // norm, before the first update.
   void pass_state() const;
+  // Adds up f64 sums of Optimizer::measure over all ranks, in place. Collective over the world.
+  void sum(const Matrix& sums) const;
   // Releases state that Optimizer::measure has read from the disk or the host. Call after it, before the first update.
   void end_measuring() const;
   // Copies the unit's summed gradients to where its update reads them, with Sharding::updates_delayed; else no effect.

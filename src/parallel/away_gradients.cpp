@@ -157,7 +157,7 @@ void AwayGradients::write(int64_t unit) {
     write.log = log;
     write.event = log->add(disk_event(true, parameters_.state_layout().part_bytes(AwayPart::gradients, unit)));
   }
-  if (!to_host_) write_file(write);
+  if (!to_host_ || write.log != nullptr) write_file(write);  // a copy that is logged is over
   writes_.push_back(write);
 }
 

@@ -29,9 +29,14 @@ AwayBytes away_bytes(const ParameterStore& parameters, int64_t unit) {
   return {.read = state + (parameters.sharding().updates_weights() ? weights : 0), .written = state + weights};
 }
 
-AwayState::AwayState(const ParameterStore& parameters, RankGroups& groups, WorkingFiles* files,
-                     std::function<void()> before_use)
-    : parameters_(parameters), groups_(groups), files_(files), before_use_(std::move(before_use)) {
+AwayState::AwayState(const ParameterStore& parameters, RankGroups& groups, WorkingFiles* files, UpdateCopies* copies,
+                     bool beside_device, std::function<void()> before_use)
+    : parameters_(parameters),
+      groups_(groups),
+      files_(files),
+      copies_(copies),
+      beside_device_(beside_device),
+      before_use_(std::move(before_use)) {
   for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit)
     if (parameters.state_layout().is_away(unit)) units_.push_back(unit);
 }
@@ -65,8 +70,26 @@ void AwayState::fetch(int64_t unit) {
   fetched_ = unit;
 }
 
+// Copies the gradients, and weights without masters, that the unit's update reads.
+void AwayState::bring(int64_t unit) {
+  const int64_t bytes = beside_device_ ? passed_bytes(parameters_, unit, true) : 0;
+  if (std::exchange(brought_, unit) == unit || bytes == 0) return;
+  Event event = host_event(true, bytes);
+  event.beside_ops = false;
+  if (copies_ != nullptr) {
+    event.start_seconds = steady_seconds();
+    copies_->mark_sums(unit);
+    copies_->bring(unit);
+    copies_->await_brought(unit);
+    event.end_seconds = steady_seconds();
+  }
+  EventLog* const log = groups_.log();
+  if (log != nullptr && log->on()) log->add(std::move(event));
+}
+
 void AwayState::fetch_with_gradients(int64_t unit) {
   fetch(unit);
+  bring(unit);
   if (!parameters_.state_layout().lands(unit)) return;
   const int64_t bytes = parameters_.state_layout().part_bytes(AwayPart::gradients, unit);
   if (bytes == 0 || std::exchange(has_gradients_, true)) return;
@@ -83,6 +106,7 @@ void AwayState::fetch_with_gradients(int64_t unit) {
 
 void AwayState::release() {
   has_gradients_ = false;
+  brought_ = -1;
   const int64_t unit = std::exchange(fetched_, -1);
   if (std::exchange(changed_, false)) move(unit, true);
 }

@@ -104,7 +104,8 @@ ParameterStore::ParameterStore(const ModelSpec& spec, const std::vector<TensorSh
                      .has_masters = sharding.has_master(),
                      .weight_bytes = sharding.weights_away() ? dtype_bytes(sharding.compute) : 0,
                      .gradient_bytes = sharding.gradients_away ? dtype_bytes(sharding.gradients) : 0,
-                     .order = update_order(spec)},
+                     .order = update_order(spec),
+                     .most_landed = sharding.landed_units},
                     state_places) {
   const auto slots = [&](AwayPart part) {
     std::vector<int64_t> bytes;

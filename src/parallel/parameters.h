@@ -40,6 +40,7 @@ struct Sharding {
   bool updates_delayed = false;             // and run beside the next step: they read gradients in other memory, too
   bool masters_away = false;                // master weights of some units are not in memory (StateLayout)
   bool gradients_away = false;              // sums of gradients lie beside optimizer state (StateLayout)
+  int64_t landed_units = 3;                 // most units on disk whose state is in memory at a time (StateLayout)
   EnumArray<ReplicaGroup, ReplicaRank, num_replica_groups> replica_ranks = {};
   DType compute = DType::f32;    // dtype of weights
   DType reduce = DType::f32;     // dtype in which gradients are summed over replicas

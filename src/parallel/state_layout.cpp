@@ -36,7 +36,11 @@ int64_t in_whole_pages(int64_t bytes) {
 
 StateLayout::StateLayout(const StateColumns& columns, const ParameterLayout& layout, const Holding& holding,
                          const std::vector<MemoryPlace>& places)
-    : places_(places), ranges_(layout.units.size()), parts_(layout.units.size()), landings_(layout.units.size()) {
+    : places_(places),
+      ranges_(layout.units.size()),
+      parts_(layout.units.size()),
+      landings_(layout.units.size()),
+      most_landed_(holding.most_landed) {
   place_experts(layout.units.size(), holding.order);
   const auto is_home = [&](size_t unit) { return places_[unit] == MemoryPlace::device; };
   constexpr StateColumn masters;
@@ -111,11 +115,12 @@ void StateLayout::land() {
   std::copy_if(away_units_.begin(), away_units_.end(), std::back_inserter(away),
                [&](int64_t unit) { return lands(unit); });
   if (away.empty()) return;
+  most_landed_ = std::min(most_landed_, std::ssize(away));
   home_bytes_ = in_whole_pages(home_bytes_);
   std::vector<Lifetime> lifetimes;
   for (size_t i = 0; i < away.size(); ++i)
     lifetimes.push_back({.first = static_cast<int32_t>(i),
-                         .last = static_cast<int32_t>(i + most_landed - 1),
+                         .last = static_cast<int32_t>(static_cast<int64_t>(i) + most_landed_ - 1),
                          .bytes = ranges_[away[i]].bytes});
   const Placement placement = place_buffers(lifetimes);
   for (size_t i = 0; i < away.size(); ++i) landings_[away[i]] = placement.offsets[i];

@@ -22,11 +22,10 @@ constexpr size_t num_away_parts = 3;
 // (stays_home).
 // Behind them the range has the weights and the gradients that the unit's update writes and reads, if these are away.
 // The buffer of state ends with the landing area, which holds the ranges of a few units on disk at a time while updates
-// change them: any most_landed units that follow each other (Holding::order) have disjoint places there.
+// change them: any most_landed() units that follow each other (Holding::order) have disjoint places there.
 // The ranges of units on the host follow the buffer.
 class StateLayout {
  public:
-  static constexpr int64_t most_landed = 3;        // one is read, one updated, one written
   static constexpr int64_t range_multiple = 4096;  // bytes
 
   struct Holding {
@@ -36,6 +35,7 @@ class StateLayout {
     int64_t weight_bytes = 0, gradient_bytes = 0;
     // All units in the order of their updates; may be empty if all are at home.
     std::vector<int64_t> order = {};
+    int64_t most_landed = 3;  // at least: one is read, one updated, one written
   };
   // `places`: by unit, MemoryPlace::device for a unit at home; empty: all are at home. Experts that are units of their
   // own are where their block is.
@@ -75,6 +75,8 @@ class StateLayout {
   int64_t landing_offset(int64_t unit) const { return home_bytes_ + landings_[unit]; }
   // Returns whether the unit's range is read before its update and written after it.
   bool lands(int64_t unit) const { return place(unit) == MemoryPlace::disk; }
+  // Returns how many units on disk have disjoint places in the landing area at a time, if they follow each other.
+  int64_t most_landed() const { return most_landed_; }
 
  private:
   void place_experts(size_t num_units, const std::vector<int64_t>& order);
@@ -89,6 +91,7 @@ class StateLayout {
   std::vector<EnumArray<AwayPart, int64_t, num_away_parts>> parts_;
   std::vector<int64_t> landings_;  // by unit: from the start of the landing area
   EnumArray<MemoryPlace, int64_t, num_memory_places> away_bytes_{}, away_masters_{};
+  int64_t most_landed_;
   int64_t master_bytes_ = 0, home_bytes_ = 0, landing_bytes_ = 0;
 };
 

@@ -1,12 +1,14 @@
 #include "parallel/update_lane.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <iterator>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
 
+#include "base/control_group.h"
 #include "base/thread.h"
 #include "ops/op_event.h"
 #include "parallel/away_state.h"
@@ -19,7 +21,7 @@ constexpr std::string_view update_wait_name = "await_update";
 }  // namespace
 
 UpdateLane::UpdateLane(const ParameterStore& parameters, Backend& backend, RankGroups& groups, WorkingFiles* files,
-                       UpdateCopies* copies, bool beside_device)
+                       UpdateCopies* copies, bool beside_device, const std::vector<int>& cores)
     : parameters_(parameters),
       backend_(backend),
       groups_(groups),
@@ -33,7 +35,11 @@ UpdateLane::UpdateLane(const ParameterStore& parameters, Backend& backend, RankG
   const std::vector<int64_t>& away = parameters.state_layout().away_units();
   std::copy_if(away.begin(), away.end(), std::back_inserter(order_),
                [&](int64_t unit) { return parameters.state_layout().lands(unit); });
-  if (has_thread()) thread_ = start_thread("updates weights", [this] { work(); });
+  if (!has_thread()) return;
+  thread_ = start_thread("updates weights", [this, cores] {
+    bind_thread(cores);
+    work();
+  });
 }
 
 UpdateLane::~UpdateLane() {
@@ -187,7 +193,7 @@ bool UpdateLane::overlap(int64_t a, int64_t b) const {
 // Returns whether the next read would disturb no unit that was read and not yet updated.
 bool UpdateLane::can_read_ahead() const {
   const int64_t next = visited_ + std::ssize(reads_);
-  if (order_.empty() || next >= visited_ + std::min(StateLayout::most_landed, std::ssize(order_))) return false;
+  if (order_.empty() || next >= visited_ + parameters_.state_layout().most_landed()) return false;
   for (int64_t visit = visited_; visit < next; ++visit)
     if (overlap(unit_at(visit), unit_at(next))) return false;
   return true;
@@ -299,9 +305,10 @@ void UpdateLane::run(Update& update, int64_t next) {
 }
 
 void UpdateLane::work() {
+  const auto is_asked = [this] { return stopping_ || !waiting_.empty(); };
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [this] { return stopping_ || !waiting_.empty() || (!suspended_ && can_read_ahead()); });
+    changed_.wait(lock, [&] { return is_asked() || (!suspended_ && can_read_ahead()); });
     if (stopping_) return;
     Update update;
     int64_t next = -1;
@@ -312,12 +319,13 @@ void UpdateLane::work() {
     }
     busy_ = true;
     lock.unlock();
+    bool has_begun = true;
     std::exception_ptr failure;
     try {
       if (update.unit >= 0) {
         run(update, next);
       } else {
-        begin_read(true);
+        has_begun = begin_read(false);
       }
     } catch (...) {
       failure = std::current_exception();
@@ -335,6 +343,8 @@ void UpdateLane::work() {
       --num_pending_;
     }
     changed_.notify_all();
+    // A read waits for the write of other state at its place, but no update waits for that read.
+    if (!has_begun) changed_.wait_for(lock, std::chrono::milliseconds(1), is_asked);
   }
 }
 

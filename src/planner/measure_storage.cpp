@@ -84,6 +84,7 @@ StorageResult measure_storage(const StorageOptions& options, const std::function
                          pieces);
       result.method = files.method();
       std::byte* const data = memory->data();
+      files.lend({{data, static_cast<size_t>(memory->bytes())}});
       seconds_of_all(files, data, true);  // the file system converts reserved space when it is first written
       MeasuredDisk& row = result.rows.emplace_back();
       const double write_seconds = seconds_of_all(files, data, true);

@@ -45,7 +45,7 @@ RankClock::RankClock(const StepLog& log, const EventTimes& times, bool plays_onc
       delays_updates_(delays_updates(log)),
       plays_once_(plays_once),
       played_(log.blocks.size()),
-      updates_(times.drive_shares()) {
+      updates_(times.drive_shares(), log.landed_units) {
   const auto add = [&](const EventBlock& block) {
     std::vector<double>& seconds = seconds_.emplace_back();
     for (const Event& event : block) seconds.push_back(times.seconds_of(event));
@@ -205,8 +205,15 @@ void RankClock::run_copy(const Event& event, double seconds, TimeSpan& time) {
 }
 
 void RankClock::run_away(const Event& event, double seconds, const LoggedAction* action, TimeSpan& time) {
-  if (event.queue == Event::Queue::disk_write || event.name == download_name) {
-    updates_.transfer(event, done_.ops, seconds, time);
+  if (event.name == download_name) {
+    copied_ = updates_.transfer(event, done_.ops, seconds, time);
+    if (!event.beside_ops) wait_for({*copied_, update_lane, event.name}, action);
+    return;
+  }
+  if (event.queue == Event::Queue::disk_write) {
+    // Gradients of a GPU are written once they have come to the host.
+    updates_.transfer(event, copied_.value_or(done_.ops), seconds, time);
+    copied_.reset();
     return;
   }
   if (!read_) {
@@ -285,6 +292,9 @@ const RankClock::Pending* RankClock::play_events(size_t block, const Context& co
     } else if (event.kind == Event::Kind::collective) {
       run_collective(event, seconds[i], at, time, in_part_[i]);
       begun = &in_part_[i];
+    } else if (event.queue == Event::Queue::update && event.kind == Event::Kind::op) {
+      done_.ops.add(spending_of(event), seconds[i]);  // an op of the host that the rank waits for
+      time.end_seconds = done_.ops.time;
     } else if (event.queue != Event::Queue::ops) {
       run_away(event, seconds[i], at, time);
     } else if (event.kind == Event::Kind::copy && is_copy_of_record) {

@@ -157,10 +157,11 @@ class RankClock {
   Begun begun_;
   std::vector<Pending> in_part_;  // by event of the part
   UpdateClock updates_;
-  bool updating_ = false;        // the norm is over
-  std::deque<Moment> gathered_;  // times of the last gathers whose weights are away, newest last
-  std::optional<Moment> read_;   // end of the part's last read of values that are away
-  double postponed_ = 0;         // seconds of gradient sums that run after all passes (Software::sums_gradients_last)
+  bool updating_ = false;         // the norm is over
+  std::deque<Moment> gathered_;   // times of the last gathers whose weights are away, newest last
+  std::optional<Moment> read_;    // end of the part's last read of values that are away
+  std::optional<Moment> copied_;  // end of the last copy of a GPU's gradients, if they are not yet written to a drive
+  double postponed_ = 0;          // seconds of gradient sums that run after all passes (Software::sums_gradients_last)
 };
 
 // Returns a maker of clocks for a profile of a planned step. `not_before`: see PlannedStage; empty: no action waits for

@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "ops/op_event.h"
-#include "parallel/state_layout.h"
 
 namespace gptrain::inline planner {
 void UpdateClock::begin(const Moment& norm) {
@@ -29,7 +28,7 @@ void UpdateClock::play(int32_t unit, std::span<const Event> events, const std::v
     if (events[i].queue == Event::Queue::ops) continue;
     if (events[i].queue == Event::Queue::disk_read) {
       // The state of the first units was read before the first step.
-      if (std::ssize(written_) == StateLayout::most_landed) {
+      if (std::ssize(written_) == landed_units_) {
         const Moment freed = drives_.times(written_.front()).end;
         written_.pop_front();
         updates.await(transfer(events[i], freed, seconds[i], span));
@@ -88,8 +87,7 @@ Moment UpdateClock::over(int32_t unit) {
 Moment UpdateClock::written(int32_t unit) {
   over(unit);
   // State of the next units is asked for before the unit is written, and so read before reads that wait for that.
-  for (int64_t ahead = 1; ahead < StateLayout::most_landed && !postponed_.empty(); ++ahead)
-    over(postponed_.front().unit);
+  for (int64_t ahead = 1; ahead < landed_units_ && !postponed_.empty(); ++ahead) over(postponed_.front().unit);
   const auto found = writes_.find(unit);
   return found == writes_.end() ? Moment{} : drives_.times(found->second).end;
 }

@@ -16,12 +16,13 @@
 namespace gptrain::inline planner {
 
 // Used by RankClock. Updates run one after another. Copies between a GPU and its host have one lane for each direction.
-// A unit's state is read once the state of the unit StateLayout::most_landed updates earlier is written; that of the
-// first units is read before the step's updates begin.
+// A unit's state is read once the state of the unit `landed_units` updates earlier is written (StateLayout); that of
+// the first units is read before the step's updates begin.
 class UpdateClock {
  public:
   UpdateClock() = default;
-  explicit UpdateClock(const DriveShares& shares) : drives_(shares) {}
+  explicit UpdateClock(const DriveShares& shares, int64_t landed_units = 3)
+      : drives_(shares), landed_units_(landed_units) {}
 
   // Begins a step's updates: they run after `norm`, the moment at which the norm is known.
   void begin(const Moment& norm);
@@ -56,7 +57,8 @@ class UpdateClock {
 
   Moment norm_, updates_, to_host_, to_device_;
   DriveClock drives_;
-  std::deque<DriveClock::Ticket> written_;  // the last StateLayout::most_landed writes of state
+  int64_t landed_units_ = 3;
+  std::deque<DriveClock::Ticket> written_;  // the last landed_units_ writes of state
   std::map<int32_t, Moment> over_;
   std::map<int32_t, DriveClock::Ticket> writes_;  // the last one of each unit
   std::deque<Postponed> postponed_;

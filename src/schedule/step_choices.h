@@ -41,6 +41,7 @@ struct StepChoices {
   bool updates_on_host = false;
   // By unit of the model, the place of its optimizer state: MemoryPlace::device is where the update runs. Empty: there.
   std::vector<MemoryPlace> optimizer_state = {};
+  int64_t landed_units = 3;  // most units on disk whose state is in memory at a time
 
   bool keeps_state_on_disk() const {
     return std::find(optimizer_state.begin(), optimizer_state.end(), MemoryPlace::disk) != optimizer_state.end();

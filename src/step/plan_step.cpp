@@ -152,6 +152,7 @@ StepPlan plan_step(const PlanCase& run, const StepChoices& choices, int64_t rank
   }
   TrainingStep step(design, backend, groups, updates);
   plan.log = play(step, main);
+  plan.log.landed_units = step.parameters().state_layout().most_landed();
   plan.ops = op_table(plan.log);
   plan.traffic = lane_traffic(plan.log);
   // Evaluation has no dropout, so its attention may use a library that does not support dropout, with other scratch.

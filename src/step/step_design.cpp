@@ -60,6 +60,7 @@ Sharding make_sharding(const StepConfig& config, const StepChoices& choices, con
           .updates_delayed = choices.updates_delayed,
           .masters_away = choices.keeps_state_away() && has_masters(config.precision),
           .gradients_away = choices.gradients_away,
+          .landed_units = choices.landed_units,
           .replica_ranks = {data, groups.replica_rank(ReplicaGroup::expert_data)},
           .compute = config.precision.compute,
           .reduce = config.precision.reduce,

@@ -27,8 +27,9 @@ struct StepLog {
   Stages stages = {};  // the stages of all units, and the stage of this rank
   std::vector<EventBlock> blocks = {};
   std::vector<LoggedAction> actions = {};
-  EventBlock before = {};  // events before the first action
-  EventBlock after = {};   // events after the last action
+  EventBlock before = {};    // events before the first action
+  EventBlock after = {};     // events after the last action
+  int64_t landed_units = 3;  // StateLayout::most_landed
 };
 
 // Returns the sums by op.

@@ -3,7 +3,9 @@
 #include <cstddef>
 #include <exception>
 #include <functional>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "optim/placed_optimizer.h"
 #include "optim/types.h"
@@ -205,14 +207,29 @@ StepParts::~StepParts() {
 void StepParts::make_update_lane(const UpdateDevice& updates) {
   WorkingFiles* const files = updates.files;
   if (updates.gpu != nullptr) copies = std::make_unique<UpdateCopies>(*updates.gpu, *parameters, *staged_parameters);
-  lane = std::make_unique<UpdateLane>(*parameters, update_backend, groups, files, copies.get(), beside_gpu);
-  away = std::make_unique<AwayState>(*parameters, groups, files, [this] { lane->suspend(); });
+  lane =
+      std::make_unique<UpdateLane>(*parameters, update_backend, groups, files, copies.get(), beside_gpu, updates.cores);
+  away = std::make_unique<AwayState>(*parameters, groups, files, copies.get(), beside_gpu, [this] { lane->suspend(); });
   const Sharding& sharding = design->sharding;
   const HostSlots slots(*parameters, beside_gpu ? memory_of_updates(MemoryClass::buckets).data() : nullptr);
   if (sharding.weights_away())
     weight_reads = std::make_unique<WeightReads>(*parameters, groups, files, updates.gpu, slots, *lane);
+  if (files != nullptr && !beside_gpu) lend_memory(*files);
   if (sharding.gradients_away)
     away_gradients = std::make_unique<AwayGradients>(*parameters, groups, backend, files, updates.gpu, slots);
+}
+
+// Lends the memory that is read from files and written to them.
+void StepParts::lend_memory(WorkingFiles& files) const {
+  const auto part = [](std::byte* start, int64_t bytes) { return std::span(start, static_cast<size_t>(bytes)); };
+  const StateLayout& layout = parameters->state_layout();
+  std::vector memory = {
+      part(memory_of_updates(MemoryClass::optimizer).data() + layout.home_bytes(), layout.landing_bytes())};
+  if (design->sharding.weights_away())
+    memory.push_back(part(arena(MemoryClass::weights), parameters->weight_slots().bytes()));
+  if (design->sharding.gradients_away)
+    memory.push_back(part(arena(MemoryClass::gradients), parameters->gradient_slots().bytes()));
+  files.lend(memory);
 }
 
 void StepParts::wait_all() const {

@@ -116,6 +116,7 @@ struct StepParts {
   void allocate_for_updates(MemoryPlace place, const UpdateDevice& updates);
   void make_parameters();
   void make_update_lane(const UpdateDevice& updates);
+  void lend_memory(WorkingFiles& files) const;
   void make_compression();
   // Makes the agreement at a step's end and the optimizer.
   void make_update();

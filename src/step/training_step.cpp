@@ -124,8 +124,9 @@ std::vector<StateSlice> TrainingStep::written_state() const {
 }
 
 std::vector<StateSlice> TrainingStep::copy_state() {
-  return parts_->snapshot->copy(written_state(), parts_->parameters->columns(),
-                                [this](const void* value) { return is_on_host(value) ? fetched(value) : nullptr; });
+  return parts_->snapshot->copy(written_state(), parts_->parameters->columns(), [this](const void* value) {
+    return AwayState::holds(value) || is_on_host(value) ? fetched(value) : nullptr;
+  });
 }
 
 uint32_t TrainingStep::weights_checksum(ReplicaGroup replicas) const {

@@ -13,6 +13,7 @@ struct UpdateDevice {
   WorkingFiles* files = nullptr;  // memory of StepChoices::optimizer_state on disk; a plan has none
   // The GPU of updates on its host, for queues that log no copies; a plan has none.
   Backend* gpu = nullptr;
+  std::vector<int> cores = {};  // cores of the threads of updates; empty: all
 };
 
 }  // namespace gptrain::step

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fmt/format.h>
 
+#include "base/control_group.h"
 #include "parallel/away_state.h"
 
 namespace gptrain::inline step {
@@ -13,14 +14,18 @@ UpdateResources::UpdateResources(const StepDesign& design, Backend& ops, int64_t
   if (threads > 0) target.num_threads = threads;
   backend_ =
       make_cpu_backend(update_target(design.config.memory, target).num_threads, design.config.run.thread_independent);
+  cores_ = cores_of_threads(rank, design.config.memory.update_threads);
   if (updates_beside_gpu(design.choices, target)) gpu_ = &ops;
   if (!design.choices.keeps_state_on_disk()) return;
   const ParameterStore store(*design.spec, *design.shards, design.layout, design.sharding, {}, design.columns,
                              design.choices.optimizer_state);
   const std::vector<std::string> folders = design.config.memory.disk_folders();
-  files_ = std::make_unique<WorkingFiles>(
-      WorkingFilesOptions{.folders = {folders.begin(), folders.end()}, .owner = fmt::format("rank-{}", rank)},
-      stored_pieces(store));
+  files_ =
+      std::make_unique<WorkingFiles>(WorkingFilesOptions{.folders = {folders.begin(), folders.end()},
+                                                         .owner = fmt::format("rank-{}", rank),
+                                                         .depth = static_cast<int>(design.config.memory.disk_depth),
+                                                         .transfer_bytes = design.config.memory.disk_transfer_bytes},
+                                     stored_pieces(store));
 }
 
 }  // namespace gptrain::step

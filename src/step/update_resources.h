@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "step/training_step.h"
 #include "storage/working_files.h"
@@ -18,12 +19,15 @@ class UpdateResources {
 
   // Returns the backend and the files of the updates, which this object owns, and the GPU; null for those that do not
   // exist.
-  UpdateDevice device() const { return {.backend = backend_.get(), .files = files_.get(), .gpu = gpu_}; }
+  UpdateDevice device() const {
+    return {.backend = backend_.get(), .files = files_.get(), .gpu = gpu_, .cores = cores_};
+  }
   const WorkingFiles* files() const { return files_.get(); }  // null: none
 
  private:
   std::unique_ptr<Backend> backend_;
   Backend* gpu_ = nullptr;  // null: the ops run on a CPU
+  std::vector<int> cores_;  // cores of memory.update_threads
   std::unique_ptr<WorkingFiles> files_;
 };
 

@@ -4,7 +4,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
+#include <vector>
 
 namespace gptrain::inline storage {
 
@@ -31,6 +33,10 @@ class IoQueue {
   // Begins a transfer. `tag` comes back with its end. REQUIRES: fewer than `depth` transfers are under way, and the
   // memory stays valid until the transfer has ended.
   virtual void begin(const FileTransfer& transfer, uint64_t tag) = 0;
+  // Says that most transfers will be of this memory, so that the system may look up its pages once, not for each
+  // transfer. No effect if it does not. Call before the first transfer. REQUIRES: the memory begins at a multiple of
+  // page_bytes and stays valid until the last transfer has ended.
+  virtual void lend(const std::vector<std::span<std::byte>>& /*memory*/) {}
   // Waits for the end of a transfer. REQUIRES: one is under way.
   virtual EndedTransfer await() = 0;
   virtual std::string_view method() const = 0;  // "io_uring" or "threads"

@@ -1,5 +1,7 @@
+#include <algorithm>
 #include <cerrno>
 #include <liburing.h>
+#include <sys/uio.h>
 #include <utility>
 #include <vector>
 
@@ -23,6 +25,18 @@ class UringQueue final : public IoQueue {
     free_.pop_back();
     slots_[number] = {transfer, tag};
     submit(number);
+  }
+
+  void lend(const std::vector<std::span<std::byte>>& memory) override {
+    constexpr size_t most_bytes = size_t{1} << 30;  // size limit of a buffer
+    std::vector<iovec> buffers;
+    for (const std::span<std::byte> range : memory)
+      for (size_t at = 0; at < range.size(); at += most_bytes)
+        buffers.push_back({range.data() + at, std::min(most_bytes, range.size() - at)});
+    // The system refuses memory above the limit of locked pages.
+    if (!buffers.empty() &&
+        io_uring_register_buffers(&ring_, buffers.data(), static_cast<unsigned>(buffers.size())) == 0)
+      buffers_ = std::move(buffers);
   }
 
   EndedTransfer await() override {
@@ -72,7 +86,12 @@ class UringQueue final : public IoQueue {
     io_uring_sqe* const entry = io_uring_get_sqe(&ring_);
     const auto bytes = static_cast<unsigned>(transfer.bytes);
     const auto offset = static_cast<uint64_t>(transfer.offset);
-    if (transfer.writes) {
+    const int buffer = buffer_of(transfer);
+    if (buffer >= 0 && transfer.writes) {
+      io_uring_prep_write_fixed(entry, transfer.descriptor, transfer.data, bytes, offset, buffer);
+    } else if (buffer >= 0) {
+      io_uring_prep_read_fixed(entry, transfer.descriptor, transfer.data, bytes, offset, buffer);
+    } else if (transfer.writes) {
       io_uring_prep_write(entry, transfer.descriptor, transfer.data, bytes, offset);
     } else {
       io_uring_prep_read(entry, transfer.descriptor, transfer.data, bytes, offset);
@@ -85,12 +104,22 @@ class UringQueue final : public IoQueue {
     if (submitted < 0) failed_.emplace_back(number, -submitted);
   }
 
+  // Returns the number of the lent buffer that has all of the transfer's memory; negative: none has.
+  int buffer_of(const FileTransfer& transfer) const {
+    const auto found = std::find_if(buffers_.begin(), buffers_.end(), [&](const iovec& buffer) {
+      const auto at = reinterpret_cast<uintptr_t>(transfer.data) - reinterpret_cast<uintptr_t>(buffer.iov_base);
+      return at < buffer.iov_len && static_cast<size_t>(transfer.bytes) <= buffer.iov_len - at;
+    });
+    return found == buffers_.end() ? -1 : static_cast<int>(found - buffers_.begin());
+  }
+
   EndedTransfer end(uint32_t number, int error) {
     free_.push_back(number);
     return {slots_[number].tag, error};
   }
 
   io_uring ring_;
+  std::vector<iovec> buffers_;  // lent
   std::vector<Slot> slots_;
   std::vector<uint32_t> free_;                    // slots without a transfer
   std::vector<std::pair<uint32_t, int>> failed_;  // slots whose transfer the system did not take, and errno

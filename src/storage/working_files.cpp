@@ -105,11 +105,12 @@ void WorkingFiles::open(const std::filesystem::path& folder, const std::string& 
   } while (error == EINTR);
   if (error == EFBIG) require_file_size(file.bytes, fmt::format("a working file of {}", disk_key));
   if (error == ENOSPC || error == EFBIG || error == EDQUOT) {
+    const bool has_freed = ftruncate(file.descriptor, 0) == 0;  // part of the space may have been reserved
     std::error_code ignored;
     const auto space = std::filesystem::space(folder, ignored);
     throw Error(ExitCode::checkpoint, "{}: {} has no room for {} of working files ({} are free): {}", disk_key,
                 folder.string(), size_text(file.bytes),
-                ignored ? "?" : size_text(static_cast<int64_t>(space.available)), std::strerror(error));
+                ignored || !has_freed ? "?" : size_text(static_cast<int64_t>(space.available)), std::strerror(error));
   }
   if (error != 0) refuse("cannot reserve a working file's space", error);
 }
@@ -117,6 +118,11 @@ void WorkingFiles::open(const std::filesystem::path& folder, const std::string& 
 void WorkingFiles::close_all() {
   for (const File& file : files_)
     if (file.descriptor >= 0) close(file.descriptor);
+}
+
+void WorkingFiles::lend(const std::vector<std::span<std::byte>>& memory) {
+  const std::lock_guard lock(mutex_);  // the thread sees it with the first job
+  queue_->lend(memory);
 }
 
 WorkingFiles::Ticket WorkingFiles::begin_read(size_t piece, std::byte* to) { return begin(piece, to, false); }

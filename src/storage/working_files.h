@@ -11,6 +11,7 @@
 #include <filesystem>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <string>
 #include <string_view>
 #include <thread>
@@ -52,6 +53,9 @@ class WorkingFiles {
   ~WorkingFiles();
   WorkingFiles(const WorkingFiles&) = delete;
   WorkingFiles& operator=(const WorkingFiles&) = delete;
+
+  // As IoQueue::lend.
+  void lend(const std::vector<std::span<std::byte>>& memory);
 
   using Ticket = int64_t;
   static constexpr Ticket done = 0;  // ticket of a piece without bytes

@@ -1,4 +1,5 @@
 """Optimizer state, weights and gradients on disk: the same checkpoints, memory in the dry run, drives that fail."""
+import contextlib
 import json
 import os
 import time
@@ -31,12 +32,16 @@ class Disk(CheckpointCase):
     def test_weights_and_gradients_may_lie_there_too(self):
         """The run stops and goes on, and its last checkpoint is that of a run in memory."""
         layout = overrides("precision.compute=bf16", "memory.recompute=block", "batch.micro=1")
-        both = ("memory.offload_parameters=disk", "memory.offload_gradients=disk")
+        both = ("memory.offload_parameters=disk", "memory.offload_gradients=disk", "checkpoint.asynchronous=true",
+                "checkpoint.every_steps=2", "memory.disk_units=50")
         whole, there = (overrides(f"run.out={name}") for name in ("plain", "all-there"))
         self.train(self.config, *layout, *whole)
         self.train(self.config, *layout, *there, *self.on_disk(*both), "--steps", "3")
         self.train(self.config, *layout, *there, "--resume")
         self.assert_same_checkpoint(self.checkpoint(6, "all-there"), self.checkpoint(6, "plain"))
+        # The copy of step 4 was written beside the updates of step 5.
+        self.train(self.config, *layout, *overrides("run.out=first", "checkpoint.every_steps=4"), "--steps", "4")
+        self.assert_same_checkpoint(self.checkpoint(4, "all-there"), self.checkpoint(4, "first"))
 
     def test_a_delayed_run_resumes_as_if_it_had_gone_on(self):
         """A save lets the weights catch up, in the run that goes on, too."""
@@ -75,14 +80,22 @@ class Disk(CheckpointCase):
         self.assertNotIn("disk_moments_bytes", usual)
         self.assertEqual(on_disk["snapshot_bytes"], 4 << 20, "the buffer of a checkpoint's file")
         self.assertIn("moments on disk", self.succeed("train", self.config, "--dry-run", *self.on_disk()))
+        copied = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *self.on_disk(
+            "checkpoint.asynchronous=true", "checkpoint.every_steps=2")))
+        self.assertGreaterEqual(copied["snapshot_bytes"] - (4 << 20), usual["moments_bytes"], "a copy of the state")
+        few, more = (json.loads(self.succeed("train", self.config, "--dry-run", "--json", *self.on_disk(
+            "model.num_layers=6", f"memory.disk_units={units}"))) for units in (3, 5))
+        self.assertGreater(more["moments_bytes"], few["moments_bytes"])
+        self.assertEqual(more["disk_moments_bytes"], few["disk_moments_bytes"])
         both = self.on_disk("memory.offload_parameters=disk", "memory.offload_gradients=disk")
         all_there = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *both))
         self.assertGreaterEqual(all_there["disk_weights_bytes"], usual["weights_bytes"])
         self.assertGreaterEqual(all_there["disk_gradients_bytes"], usual["gradients_bytes"])
 
     def test_a_drive_that_changes_bits_ends_the_run(self):
+        """Until then updates run on a core of their own."""
         run = self.start("train", self.config, *self.on_disk("run.out=damaged", "run.steps=100000",
-                                                             "log.every_steps=100000",
+                                                             "log.every_steps=100000", "memory.update_threads=1",
                                                              "checkpoint.every_steps=100000"))
         fds = Path(f"/proc/{run.pid}/fd")
 
@@ -99,7 +112,16 @@ class Disk(CheckpointCase):
                 pass  # the run wrote the same page, or has ended
             return run.poll() is not None
 
+        def cores():
+            """Returns how many cores each of the run's threads may use."""
+            with contextlib.suppress(OSError):
+                return {len(os.sched_getaffinity(int(task.name))) for task in Path(f"/proc/{run.pid}/task").iterdir()}
+            return set()
+
         deadline = time.monotonic() + 60
+        while cores() != {1, len(os.sched_getaffinity(0))} and time.monotonic() < deadline and run.poll() is None:
+            time.sleep(0.02)
+        self.assertEqual(cores(), {1, len(os.sched_getaffinity(0))})
         while not is_over() and time.monotonic() < deadline:
             time.sleep(0.02)
         _, err = run.communicate(timeout=60)
@@ -127,8 +149,8 @@ class Disk(CheckpointCase):
                         "--world-size", 2, "--dry-run", *state,
                         *overrides("parallel.pipeline=2", "model.tied_head=true", "parallel.pipeline_schedule=zero-bubble-v",
                                    "model.num_layers=4", f"memory.offload_gradients={place}", "run.out=new"))
-        self.refuse(USAGE, ["checkpoint.asynchronous = true: must be false with memory.offload_optimizer"],
-                    "config", "check", self.config, *self.on_disk("checkpoint.asynchronous=true"))
+        self.refuse(USAGE, ["memory.disk_transfer_bytes = 5000: must be a power of two (try 4096)"],
+                    "config", "check", self.config, *self.on_disk("memory.disk_transfer_bytes=5000"))
         for kind in ("muon", "adafactor"):
             self.refuse(USAGE, ["memory.offload_gradients", kind, "which replaces the gradients of all layers"], "config",
                         "check", self.config, *self.on_disk(f"optimizer.type={kind}", "memory.offload_gradients=disk"))
@@ -153,9 +175,10 @@ class Disk(CheckpointCase):
         self.assertFalse((self.folder / "new").exists())
         plan = json.loads(self.succeed("train", self.config, *host, "--dry-run", "--target", "a100-80g", "--json"))
         self.assertNotIn("a run on a GPU refuses it", "\n".join(plan.get("warnings", [])))
-        lamb = json.loads(self.succeed("train", self.config, *host, *overrides("optimizer.type=lamb"), "--dry-run",
-                                       "--target", "a100-80g", "--json"))
-        self.assertIn("a run on a GPU refuses it", "\n".join(lamb["warnings"]))
+        for kind, refused in (("lamb", False), ("adafactor", True)):
+            other = json.loads(self.succeed("train", self.config, *host, *overrides(f"optimizer.type={kind}"),
+                                            "--dry-run", "--target", "a100-80g", "--json"))
+            self.assertEqual("a run on a GPU refuses it" in "\n".join(other.get("warnings", [])), refused)
         self.assertGreaterEqual(plan["host_moments_bytes"], 8 * plan["total_parameters"])
         self.assertEqual(plan["moments_bytes"], 0)
         self.assertEqual([need["values"] for need in plan["bandwidths"]],

@@ -96,7 +96,7 @@ const Overrides half = {"memory.offload_optimizer_share=0.5"}, adamw_8bit = {"op
 const std::vector<Case> cases = {
     {{1, 1, {}}, joined({bf16, {"optimizer.ema=0.9"}}), joined({gradients, parameters})},
     {{1, 2, {"parallel.zero=1"}}, fp32, half},
-    {{2, 2, {"parallel.zero=2", "parallel.sequence=true"}}, bf16, gradients},
+    {{2, 2, {"parallel.zero=2", "parallel.sequence=true"}}, joined({bf16, {"optimizer.type=lamb"}}), gradients},
     {{1, 2, {"parallel.zero=3"}}, joined({pure, adamw_8bit}), parameters},
     {{1, 1, {}}, fp16, half},
     {{.tensor = 1, .data = 1, .overrides = {"model.tied_head=true"}, .pipeline = 2}, bf16, gradients},
@@ -114,6 +114,12 @@ const std::vector<Case> cases = {
     {{.tensor = 1, .data = 1, .overrides = {"model.tied_head=true"}, .pipeline = 2},
      joined({pure, {"optimizer.type=lion"}}),
      half},
+    {{1, 2, {"parallel.zero=1"}}, joined({fp32, {"optimizer.type=lars", "optimizer.ema=0.9"}}), {}},
+    {{1, 2, {"parallel.zero=3"}}, joined({pure, {"optimizer.type=lamb"}}), joined({gradients, parameters})},
+    {{.tensor = 1, .data = 1, .overrides = {"model.tied_head=true"}, .pipeline = 2},
+     joined({fp16, {"optimizer.type=lamb", "optimizer.ema=0.9"}}),
+     {}},
+    {{2, 2, {"parallel.zero=2", "parallel.sequence=true"}}, bf16, gradients},
 };
 constexpr size_t fast_cases = 5;
 

@@ -2,12 +2,13 @@
 
 #include "ops/cpu/cpu_ops.h"
 #include "ops/cpu/scratch.h"
+#include "ops/gpu_scratch.h"
 
 namespace gptrain::inline ops {
 namespace {
 
-// Elements of a chunk of a segment, the same for any number of threads.
-constexpr int64_t chunk = 1 << 14;
+// Elements of a chunk of a segment, the same for any number of threads and on a GPU.
+constexpr int64_t chunk = gpu_norm_chunk;
 
 int64_t num_chunks(int64_t count) { return (count + chunk - 1) / chunk; }
 
@@ -136,6 +137,19 @@ GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CPU_UPDATE)
 GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_CPU_BLOCK_UPDATE)
 #undef GPTRAIN_CPU_BLOCK_UPDATE
 
+// Adds up the sums of a tensor's chunks as `add_chunks` of the CUDA backend (ops/gpu_scratch.h).
+double sum_in_lanes(const UpdateSegment* segments, int64_t num_segments, int64_t tensor, const double* of_chunks) {
+  double of_lanes[gpu_norm_lanes] = {};
+  int64_t index = 0;
+  for (int64_t i = 0; i < num_segments; ++i) {
+    const int64_t chunks = num_chunks(segments[i].count);
+    for (int64_t at = 0; segments[i].tensor == tensor && at < chunks; ++at)
+      of_lanes[at % gpu_norm_lanes] += of_chunks[2 * (index + at)];
+    index += chunks;
+  }
+  return sum_of_lanes(of_lanes);
+}
+
 // `kernel`: the selected kernel table's.
 template <typename Op, typename Kernel>
 void run_tensor_norms(const Op& op, const CpuContext& context, const Kernel& kernel) {
@@ -152,6 +166,12 @@ void run_tensor_norms(const Op& op, const CpuContext& context, const Kernel& ker
                    own.begin_measuring(segment);
                    kernel(op, own, first, end, of_chunks + 2 * index);
                  });
+  if (op.in_gpu_order) {
+    for (int64_t number = 0; number < op.sums.count(); ++number)
+      sums[number] =
+          sum_in_lanes(update.segments, update.num_segments, op.first_tensor + number / 2, of_chunks + number % 2);
+    return;
+  }
   int64_t index = 0;
   for (int64_t i = 0; i < update.num_segments; ++i) {
     double* const of_tensor = sums + 2 * (update.segments[i].tensor - op.first_tensor);

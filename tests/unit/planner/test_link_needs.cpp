@@ -128,7 +128,7 @@ TEST_CASE("the formula of ZeRO-Infinity gives the paper's efficiencies") {
   }
 }
 
-TEST_CASE("a CPU, and LAMB on a GPU of this machine are refused") {
+TEST_CASE("a CPU, and Adafactor on a GPU of this machine are refused") {
   const auto refusal = [](const RunConfig& config, const Target& target) {
     try {
       choose_step({config, target, 1}, 0);
@@ -147,7 +147,9 @@ TEST_CASE("a CPU, and LAMB on a GPU of this machine are refused") {
   Overrides lamb = {"memory.offload_optimizer=host", "optimizer.type=lamb"};
   gpu.identity = "this one";
   CHECK(refusal(config_with(on_host), gpu).empty());
-  CHECK(refusal(config_with(lamb), gpu).find("in plans for a named GPU only") != std::string::npos);
+  CHECK(refusal(config_with(lamb), gpu).empty());
+  const Overrides adafactor = {"memory.offload_optimizer=host", "optimizer.type=adafactor"};
+  CHECK(refusal(config_with(adafactor), gpu).find("in plans for a named GPU only") != std::string::npos);
   lamb.push_back("memory.offload_optimizer_share=0.5");
   gpu.identity = "";
   CHECK(refusal(config_with(lamb), gpu).find("must be 1 on a GPU with optimizer.type = \"lamb\"") != std::string::npos);

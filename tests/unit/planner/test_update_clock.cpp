@@ -41,6 +41,19 @@ TEST_CASE("updates wait for the disk, which reads ahead what the landing area ho
   CHECK(clock.over(7).time == 124);
 }
 
+TEST_CASE("more units in memory let the drive work before the norm") {
+  const auto last_update = [](int64_t landed) {
+    UpdateClock clock({.read = 1, .write = 1}, landed);
+    play(clock, 0, 2, 1);
+    clock.begin_next_step(0);
+    play(clock, 100, 2, 1);
+    return clock.over(units - 1).time;
+  };
+  CHECK(last_update(3) == 100 + 3 + 5 * 2 + 1);  // units 0 to 2 were read, then five reads and an update
+  CHECK(last_update(6) == 100 + 8);              // two reads are over before their updates
+  CHECK(last_update(units) == 100 + units);      // only the updates are left
+}
+
 TEST_CASE("a drive that reads and writes at once halves the time") {
   UpdateClock clock({.read = 1, .write = 1});
   play(clock, 0, 2, 1);

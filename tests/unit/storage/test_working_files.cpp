@@ -115,6 +115,24 @@ TEST_CASE("pieces come back from one drive and from two, by io_uring and by thre
   }
 }
 
+TEST_CASE("memory that was lent is read and written as other memory is") {
+  const TemporaryFolder folder;
+  for (const bool uring : {true, false}) {
+    INFO(uring);
+    WorkingFiles files(options_of({folder.path()}, uring), pieces);
+    Pages lent(2 * pieces[1].bytes), other(pieces[1].bytes);
+    const int64_t half = pieces[1].bytes;
+    // The second transfer begins in lent memory and ends outside of it.
+    files.lend({{lent.data(), static_cast<size_t>(half)}, {lent.data() + half, static_cast<size_t>(page_bytes)}});
+    lent.fill(7);
+    files.write(1, lent.data());
+    files.read(1, lent.data() + half);
+    CHECK(std::memcmp(lent.data(), lent.data() + half, static_cast<size_t>(half)) == 0);
+    files.read(1, other.data());
+    CHECK(std::memcmp(lent.data(), other.data(), static_cast<size_t>(half)) == 0);
+  }
+}
+
 TEST_CASE("a bit that flips in a working file is found, and file and piece are named") {
   const TemporaryFolder folder;
   WorkingFiles files(options_of({folder.path()}), pieces);

@@ -5,6 +5,7 @@
 #include "ops/cpu/kernels/isa.h"
 #include "ops/cpu/kernels/kernels.h"
 #include "ops/cpu/kernels/philox_lanes.h"
+#include "ops/gpu_scratch.h"
 
 namespace gptrain::inline ops::GPTRAIN_ISA {
 namespace {
@@ -186,11 +187,36 @@ void measure(const Formula formula, const float* gradients, const C* weights, in
   sums[1] = of_measured;
 }
 
+// Adds up as `measure_chunks` of the CUDA backend (ops/gpu_scratch.h).
+template <typename Formula, typename C, typename... Columns>
+void measure_in_lanes(const Formula formula, const float* gradients, const C* weights, int64_t count, double* sums,
+                      const Columns*... columns) {
+  double of_weights[gpu_norm_lanes] = {}, of_measured[gpu_norm_lanes] = {};
+  const auto add = [&](int64_t lane, int64_t i) {
+    const float w = load(weights + i);
+    const auto measured = static_cast<double>(formula.measured(gradients[i], w, columns[i]...));
+    of_weights[lane] += static_cast<double>(w) * static_cast<double>(w);
+    of_measured[lane] += measured * measured;
+  };
+  constexpr int64_t pack = gpu_norm_pack, round = gpu_norm_lanes * pack;
+  int64_t first = 0;
+  for (; first + round <= count; first += round)
+    for (int64_t element = 0; element < pack; ++element)
+#pragma omp simd
+      for (int64_t lane = 0; lane < gpu_norm_lanes; ++lane) add(lane, first + lane * pack + element);
+  for (int64_t i = first; i < count; ++i) add((i - first) / pack, i);
+  sums[0] = sum_of_lanes(of_weights);
+  sums[1] = sum_of_lanes(of_measured);
+}
+
 template <typename Op, size_t... column>
-void measure_range(const Op& op, const typename Op::Formula& formula, int64_t first, int64_t end, double* sums,
-                   std::index_sequence<column...>) {
+void measure_range(const Op& op, bool in_gpu_order, const typename Op::Formula& formula, int64_t first, int64_t end,
+                   double* sums, std::index_sequence<column...>) {
   const float* gradients = row_of<float>(op.gradients, 0) + first;
   const auto measure_weights = [&](const auto* weights) {
+    if (in_gpu_order)
+      return measure_in_lanes(formula, gradients, weights + first, end - first, sums,
+                              op.columns[column].template as<const float>() + first...);
     measure(formula, gradients, weights + first, end - first, sums,
             op.columns[column].template as<const float>() + first...);
   };
@@ -257,7 +283,8 @@ GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_BLOCK_UPDATE)
 
 #define GPTRAIN_TENSOR_NORMS(Op)                                                                                  \
   void tensor_norms(const Op& op, const Op::Update::Formula& formula, int64_t first, int64_t end, double* sums) { \
-    measure_range(op.update, formula, first, end, sums, std::make_index_sequence<Op::Update::num_columns>());     \
+    measure_range(op.update, op.in_gpu_order, formula, first, end, sums,                                          \
+                  std::make_index_sequence<Op::Update::num_columns>());                                           \
   }
 GPTRAIN_FOR_EACH_NORMS(GPTRAIN_TENSOR_NORMS)
 #undef GPTRAIN_TENSOR_NORMS
