@@ -108,6 +108,7 @@ void ParameterActions::play(const Action& action) {
     case ActionKind::await_weights:
       return for_each_part(action, [this](const Part& part) {
         resources_.groups->lane(LaneKind::weights).wait((*resources_.gathers)[part.unit]);
+        finish_gather(parameters_, part.unit, part.weights, *resources_.backend);
       });
     case ActionKind::sum_tied:
       return sum_tied();

@@ -1,4 +1,4 @@
-// Communication by node: how ranks lie on nodes, the choice, and the rules of its keys.
+// Communication by node: how ranks lie on nodes, the choice, and the rules of its keys and of codes.
 #include "config/node_groups.h"
 #include "support.h"
 
