@@ -57,6 +57,8 @@ class CommRules : Rules {
       refuse(fmt::format("has a rank, which only {}", readers(&GradientSumKind::rank)));
     if (facts().share == 0 && compression().share > 0)
       refuse(fmt::format("has a share, which only {}", readers(&GradientSumKind::share)));
+    if (compression().alternate && !facts().has_factors)
+      refuse(fmt::format("of kind \"{}\" cannot alternate: only kind \"powersgd\" sums two factors", facts().name));
   }
 
   void check_errors() const {

@@ -78,6 +78,7 @@ void StepParts::make_compression() {
                           .errors = reinterpret_cast<std::byte*>(residuals_at(1)),
                           .state = state,
                           .rank = config.compression().rank,
+                          .factors = config.compression().alternate ? FactorSums::left : FactorSums::both,
                           .seed = design->config.run.seed});
   if (config.optimizer.type == OptimizerKind::onebit_adam) compression->momenta = momentum_sums(config.optimizer);
   if (config.optimizer.sends_signs()) compression->server_errors = server_errors_column;
@@ -182,6 +183,7 @@ void StepParts::make_executors() {
   for (const StepProgram& of_steps : design->programs) {
     place.compression = of_steps.compresses || of_steps.is_alone ? compression.get() : nullptr;
     place.sums_over_islands = of_steps.over_islands;
+    place.sums_right = of_steps.sums_right;
     place.is_alone = of_steps.is_alone;
     executors.push_back(std::make_unique<Executor>(*model, *of_steps.program, *parameters, place, update.get()));
   }

@@ -58,6 +58,7 @@ class ContextTraffic(PreloadCase):
         methods = {
             "int4": ['comm.compression={"kind": "int4", "min_elements": 1024}', "parallel.zero=1"],
             "powersgd": ['comm.compression={"kind": "powersgd", "min_elements": 1024, "start_step": 1}'],
+            "alternate": ['comm.compression={"kind": "powersgd", "min_elements": 1024, "alternate": true}'],
             "topk": ['comm.compression={"kind": "topk", "min_elements": 1024, "start_step": 1}'],
             "sketch": ['comm.compression={"kind": "sketch", "min_elements": 1024, "start_step": 1}'],
             "zero-one": ["optimizer.type=zero-one-adam", "optimizer.freeze_step=1", "optimizer.clip_norm=0",
@@ -67,7 +68,8 @@ class ContextTraffic(PreloadCase):
         }
         # The last step averages or exchanges.
         gathered = {}
-        programs = {"local": ["warm-up", "averaging", "averaging"], "zero-one": ["variance", "exchange", "exchange"]}
+        programs = {"local": ["warm-up", "averaging", "averaging"], "zero-one": ["variance", "exchange", "exchange"],
+                    "alternate": ["left", "right", "left"]}
         for name, settings in methods.items():
             arguments = [config, *overrides(f"run.out={name}", "checkpoint.every_steps=0", *settings)]
             plan = json.loads(self.succeed("train", *arguments, "--ranks", 2, "--dry-run", "--json"))

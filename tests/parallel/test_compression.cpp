@@ -29,6 +29,9 @@ const std::string largest = R"(comm.compression={"kind": "topk", "min_elements":
 const std::string sketch = R"(comm.compression={"kind": "sketch", "min_elements": 1000, "share": 0.05, "rank": 3})";
 const std::string low_rank = R"(comm.compression={"kind": "powersgd", "min_elements": 1000, "rank": 3})";
 
+const std::string alternating =
+    R"(comm.compression={"kind": "powersgd", "min_elements": 1000, "rank": 3, "alternate": true})";
+
 RunConfig config_of(std::vector<std::string> overrides, int64_t ranks) {
   overrides.insert(overrides.begin(),
                    {"batch.global=12", "batch.micro=2", "model.num_heads=4", "model.hidden_size=40"});
@@ -61,6 +64,10 @@ TEST_CASE("steps with compressed gradients use the planned memory, and their los
       {.overrides = {"parallel.context=2", "parallel.context_method=ring", "model.sequence_length=20"},
        .ranks = 4,
        .compression = low_rank,
+       .norm_bound = 0.8},
+      {.overrides = {"parallel.zero=1", "parallel.pipeline=3"},
+       .ranks = 6,
+       .compression = alternating,
        .norm_bound = 0.8},
       {.overrides = {"parallel.zero=0", "model.tied_head=true"}, .ranks = 3, .compression = largest, .norm_bound = 0.8},
       {.overrides = {"parallel.zero=1", "parallel.tensor=2", "checkpoint.every_steps=2"},
