@@ -72,9 +72,13 @@ std::optional<Expected> expected(std::string_view kind, size_t number, const Wan
   if (kind == weight_kind) return Expected{narrow ? DType::bf16 : DType::f32, tensor.shape};
   if (model.residual_kinds.contains(kind) && codes_gradients(config.compression(), tensor, config.parallel.tensor))
     return Expected{DType::f32, tensor.shape};
-  if (config.compression().facts().has_factors && kind == factor_kind(config.compression().rank) &&
-      codes_gradients(config.compression(), tensor, config.parallel.tensor))
-    return Expected{DType::f32, {config.compression().rank, tensor.shape.back()}};
+  const CompressionConfig compression = config.compression();
+  if (compression.facts().has_factors && kind == factor_kind(compression.rank, compression.alternate) &&
+      codes_gradients(compression, tensor, config.parallel.tensor)) {
+    const int64_t cols = tensor.shape.back();
+    const int64_t rows = compression.alternate ? model.shards[number].count() / cols : 0;  // padding included
+    return Expected{DType::f32, {compression.rank, cols + rows}};
+  }
   for (const StateColumn& column : state_columns(config)) {
     if (!has_values(column, tensor)) continue;
     const int64_t islands = column.name == outer_momentum_column ? 1 : config.parallel.local_steps.islands;

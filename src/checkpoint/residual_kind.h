@@ -11,8 +11,8 @@ namespace gptrain::inline checkpoint {
 // Returns the part before the slash of the names of a data rank's errors, counted from 0.
 inline std::string residual_kind(int64_t data_rank) { return fmt::format("residual.{:03}", data_rank); }
 
-// Returns the part before the slash of the names of factors with `rank` vectors.
-inline std::string factor_kind(int64_t rank) { return fmt::format("factor.{:02}", rank); }
+// Returns the part before the slash of the names of factors with `rank` vectors. `both`: of right and left factors.
+inline std::string factor_kind(int64_t rank, bool both) { return fmt::format("factor{}.{:02}", both ? "s" : "", rank); }
 
 // Returns the part before the slash of the names of an island's values of a column of the optimizer's state. Islands
 // are counted from 0; the first has the column's own name.

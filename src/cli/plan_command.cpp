@@ -17,6 +17,7 @@
 #include "cli/plan_words.h"
 #include "config/load.h"
 #include "planner/layouts.h"
+#include "planner/link_methods.h"
 #include "planner/published_steps.h"
 #include "planner/search.h"
 #include "planner/studies.h"
@@ -215,6 +216,11 @@ void vary(const PlanArguments& arguments) {
   if (gpus <= machine.cluster.gpus_per_node)
     throw Error(ExitCode::usage, "--links {}: {} devices fit into one node of {}, which has {}, and need no NIC",
                 arguments.links, gpus, machine.cluster.name, machine.cluster.gpus_per_node);
+  if (arguments.methods) {
+    if (!arguments.svg.empty() || arguments.search.price > 0)
+      throw Error(ExitCode::usage, "--svg and --price have no effect with --links and --methods together");
+    return print_study(arguments, compare_link_methods(arguments.config, arguments.overrides, machine, gpus, nics));
+  }
   print_study(arguments, vary_links(load_config(arguments.config, arguments.overrides, gpus), machine, gpus, nics,
                                     arguments.search.price));
 }
@@ -323,7 +329,8 @@ const std::vector<Task>& tasks() {
        {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--price", "--set", "--html", "--svg", "--json"}},
       {"--scale", {"CONFIG", "--target", "--cluster", "--software", "--price", "--set", "--html", "--svg", "--json"}},
       {"--links",
-       {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--price", "--set", "--html", "--svg", "--json"}},
+       {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--price", "--methods", "--set", "--html", "--svg",
+        "--json"}},
       {"--fit", {"--gpus", "--cluster", "--family", "--optimizer", "--methods", "--set", "--html", "--json"}},
       {"--methods",
        {"CONFIG", "--gpus", "--target", "--cluster", "--software", "--price", "--set", "--html", "--json"}},
@@ -388,8 +395,8 @@ void plan(const CLI::App& command, PlanArguments& arguments) {
   if (!arguments.fit.empty()) return fit(arguments);
   plan_all_devices(arguments);
   if (!arguments.sweep.empty()) return sweep(arguments);
-  if (arguments.methods) return methods(arguments);
   if (!arguments.links.empty()) return vary(arguments);
+  if (arguments.methods) return methods(arguments);
   if (is_published(arguments.scale)) return scale_published(arguments);
   if (!arguments.scale.empty()) return scale(arguments);
   search(arguments);

@@ -245,6 +245,7 @@ std::span<const Aliases> key_aliases() {
       {"run.sample_tokens", {"gent", "sample_length"}},
       {"comm.timeout_seconds", {"nccl_timeout", "timeout_minutes"}},
       {"comm.compression", {"gradient_compression", "zero_quantized_gradients"}},
+      {"comm.weights", {"zero_quantized_weights"}},
   };
   return table;
 }

@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "config/parallelism.h"
 #include "config/rules.h"
 #include "config/zero_one_steps.h"
 
@@ -57,6 +58,8 @@ class CommRules : Rules {
       refuse(fmt::format("has a rank, which only {}", readers(&GradientSumKind::rank)));
     if (facts().share == 0 && compression().share > 0)
       refuse(fmt::format("has a share, which only {}", readers(&GradientSumKind::share)));
+    if (compression().alternate && !facts().has_factors)
+      refuse(fmt::format("of kind \"{}\" cannot alternate: only kind \"powersgd\" sums two factors", facts().name));
   }
 
   void check_errors() const {
@@ -88,6 +91,33 @@ class CommRules : Rules {
   void refuse(const std::string& rule, const std::string& nearest = "{}") const {
     faults_.add(path, show_value(find_field(path)->get(config_)), rule, nearest);
   }
+};
+
+// Rules of comm.weights.
+class WeightRules : Rules {
+ public:
+  explicit WeightRules(const RuleContext& context) : Rules(context) {}
+
+  void run() {
+    if (!sound({path}) || config_.comm.weights == WeightCodec::as_is) return;
+    const PrecisionConfig& precision = config_.precision;
+    if (sound({"parallel.zero"}) && !cuts_weights(config_.parallel.zero))
+      fault(path,
+            fmt::format("needs parallel.zero = 3, which gathers weights for each pass (parallel.zero = {})",
+                        config_.parallel.zero),
+            "\"as-is\"");
+    if (sound({"precision.compute"}) && precision.compute != DType::bf16)
+      fault(path,
+            fmt::format("codes bf16 weights, not those of precision.compute = \"{}\"",
+                        precision.scales_loss() ? "fp16" : "fp32"),
+            "\"as-is\"");
+    if (sound({"run.device"}) && config_.run.device == DeviceKind::cuda)
+      fault("run.device", "cannot be cuda with comm.weights = \"int8\", which was not tested on the CUDA backend yet",
+            "\"cpu\"");
+  }
+
+ private:
+  static constexpr const char* path = "comm.weights";
 };
 
 // Rules of optimizer.type = onebit-adam and zero-one-adam, whose ranks send signs.
@@ -169,6 +199,7 @@ class SignRules : Rules {
 
 void check_comm(const RuleContext& context) {
   CommRules(context).run();
+  WeightRules(context).run();
   SignRules(context).run();
 }
 

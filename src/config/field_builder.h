@@ -84,6 +84,7 @@ inline Json value_json(const CompressionConfig& compression) {
             {"min_elements", compression.min_elements}};
   if (compression.rank > 0) json["rank"] = compression.rank;
   if (compression.share > 0) json["share"] = compression.share;
+  if (compression.alternate) json["alternate"] = true;
   return json;
 }
 
@@ -161,6 +162,7 @@ inline void set_value(const Json& json, CompressionConfig& compression) {
   compression.rank = json.value("rank", compression.facts().rank);
   compression.share = json.value("share", compression.facts().share);
   compression.error = json.value("error", compression.error);
+  compression.alternate = json.value("alternate", compression.alternate);
   compression.start_step = json.value("start_step", compression.start_step);
   compression.min_elements = json.value("min_elements", compression.min_elements);
 }

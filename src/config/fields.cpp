@@ -340,6 +340,11 @@ void add_checkpoint_log_comm(std::vector<Field>& table) {
                 "{}: none")
               .usually(R"({"kind": "int8"})")
               .changeable(),
+          words<CommConfig, WeightCodec>(
+              "comm.weights", &RunConfig::comm, &CommConfig::weights, named_words<WeightCodec>(weight_codec_names), {},
+              "weights that ranks gather with parallel.zero = 3: as-is, or in codes of 8 bits with a scale for every "
+              "128 elements, which all passes then use; each rank's own piece stays exact")
+              .changeable(),
           words<CommConfig, CommHierarchy>(
               "comm.hierarchy", &RunConfig::comm, &CommConfig::hierarchy,
               named_words<CommHierarchy>(comm_hierarchy_names), {},

@@ -82,6 +82,7 @@ struct CompressionConfig {
   bool error = true;              // the error that compression makes is added to the next gradients
   int32_t rank = 0;               // GradientSumKind::rank
   double share = 0;               // GradientSumKind::share
+  bool alternate = false;         // a step sums one of the two factors only; the next step sums the other one
   int64_t start_step = 0;         // steps at the run's start that sum gradients as they are
   int64_t min_elements = 65'536;  // matrices with fewer elements are summed as they are
 

@@ -16,6 +16,7 @@
 #include "base/offload_choice.h"
 #include "base/rotary.h"
 #include "config/gradient_sums.h"
+#include "config/parallelism.h"
 
 namespace gptrain::inline config {
 
@@ -389,12 +390,17 @@ struct LogConfig {
 enum class CommHierarchy : uint8_t { automatic, flat, node };
 constexpr std::array<std::string_view, 3> comm_hierarchy_names = {"auto", "flat", "node"};
 
+// Form in which weights cut by ZeRO 3 travel when they are gathered.
+enum class WeightCodec : uint8_t { as_is, int8 };
+constexpr std::array<std::string_view, 2> weight_codec_names = {"as-is", "int8"};
+
 struct CommConfig {
   std::string interface = "auto";  // network interface or address to listen at; auto: the one that reaches MASTER_ADDR
   double timeout_seconds = 60;     // limit for peers to arrive, and for a silent one to count as lost
   bool mixed_machines = false;     // allow ranks with different instruction sets or GPU models
   int64_t compare_every_steps = 100;  // steps between comparisons of the replicas' weights; 0: never
   CompressionConfig compression = {};
+  WeightCodec weights = WeightCodec::as_is;
   CommHierarchy hierarchy = CommHierarchy::automatic;
   int64_t ranks_per_node = 0;  // 0: as the launcher or the cluster's profile tells
 };
@@ -455,6 +461,8 @@ struct StepConfig {
     const bool zero_one = optimizer.type == OptimizerKind::zero_one_adam;
     return {.kind = GradientCodec::signs, .start_step = zero_one ? 0 : optimizer.freeze_step, .min_elements = 1};
   }
+  // Whether gathered weights travel in codes.
+  bool codes_weights() const { return comm.weights == WeightCodec::int8 && cuts_weights(parallel.zero); }
   // Whether all ranks have the same weights after `step` steps of a run of `steps`, so that they can be saved.
   bool has_equal_weights_after(int64_t step, int64_t steps) const;
 };

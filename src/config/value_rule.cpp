@@ -335,6 +335,10 @@ const std::vector<ObjectKey>& compression_keys() {
        "each rank adds the error that it has made to its next gradients; takes 8 bytes for each element and saves 4 "
        "of them in checkpoints, for each data rank",
        BooleanRule{}, false, "true"},
+      {"alternate",
+       "kind powersgd: a step sums one of the two factors only, and the next step the other one, so that each sends "
+       "about half the bytes, in one phase",
+       BooleanRule{}, false, "false"},
       {"start_step", "steps at the run's start that sum gradients in fp32", IntegerRule{0, 1 << 30, {}}, false, "0"},
       {"min_elements", "matrices with fewer elements, norms and biases are summed in fp32", IntegerRule{1, 1 << 30, {}},
        false, "65536"},

@@ -5,6 +5,7 @@
 #include "base/dtype.h"
 #include "config/parallelism.h"
 #include "model/spec/spec.h"
+#include "ops/block_codes.h"
 
 namespace gptrain::inline machine {
 namespace {
@@ -56,7 +57,10 @@ HierarchyTimes hierarchy_times(const ClusterProfile& cluster, const StepConfig& 
   const GroupTimes between(cluster, {.ranks = nodes, .nodes = nodes, .sharing = shared}, directly);
   const double elements = elements_of_block(config);
   const double sum = elements * static_cast<double>(dtype_bytes(config.precision.reduce));
-  const double weights = elements * static_cast<double>(dtype_bytes(config.precision.compute));
+  // Codes of 8 bits have an f32 scale for every block.
+  const double weights =
+      elements * (config.codes_weights() ? 1 + static_cast<double>(dtype_bytes(DType::f32)) / code_block
+                                         : static_cast<double>(dtype_bytes(config.precision.compute)));
   if (!cuts_state(config.parallel.zero))
     return {.flat = all.all_reduce(sum),
             .by_node = node.reduce_scatter(sum) + between.all_reduce(sum / local) + node.all_gather(sum)};

@@ -6,6 +6,7 @@
 
 #include "model/record.h"
 #include "ops/block_codes.h"
+#include "parallel/code_rows.h"
 
 namespace gptrain::inline parallel {
 namespace {
@@ -148,39 +149,15 @@ class CompressedReducer final : public GradientReducer {
         .all_to_all_v(replicas, sent(unit, of, 0), sent_parts, received(unit, of, 0), received_parts, DType::u8);
   }
 
-  // Calls body(first, rows, cols) for parts of `count` elements: rows that threads can share, then the rest.
-  template <typename Body>
-  static void for_each_rows(int64_t count, const Body& body) {
-    constexpr int64_t cols = 128 * code_block;
-    if (const int64_t rows = count / cols; rows > 0) body(int64_t{0}, rows, cols);
-    if (const int64_t rest = count % cols; rest > 0) body(count - rest, int64_t{1}, rest);
-  }
-
   void encode(const MessageRun& run, const Matrix& values, std::byte* message) const {
     if (!run.is_coded())
       return context_.backend.run(Cast{.from = values, .to = floats(message + run.values, 0, run.count)});
-    for_each_rows(run.count, [&](int64_t first, int64_t rows, int64_t cols) {
-      context_.backend.run(EncodeBlocks{.x = Matrix(values.as<float>() + first, DType::f32, rows, cols),
-                                        .codes = codes(run, message, first, rows, cols),
-                                        .scales = scales(run, message, first, rows, cols),
-                                        .bits = bits()});
-    });
+    encode_row(context_.backend, values, {message + run.values, message + run.scales, bits()});
   }
   void decode(const MessageRun& run, std::byte* message, const Matrix& values) const {
     if (!run.is_coded())
       return context_.backend.run(Cast{.from = floats(message + run.values, 0, run.count), .to = values});
-    for_each_rows(run.count, [&](int64_t first, int64_t rows, int64_t cols) {
-      context_.backend.run(DecodeBlocks{.codes = codes(run, message, first, rows, cols),
-                                        .scales = scales(run, message, first, rows, cols),
-                                        .x = Matrix(values.as<float>() + first, DType::f32, rows, cols),
-                                        .bits = bits()});
-    });
-  }
-  Matrix codes(const MessageRun& run, std::byte* message, int64_t first, int64_t rows, int64_t cols) const {
-    return {message + run.values + code_bytes_of(first, bits()), DType::u8, rows, code_bytes_of(cols, bits())};
-  }
-  static Matrix scales(const MessageRun& run, std::byte* message, int64_t first, int64_t rows, int64_t cols) {
-    return {message + run.scales + first / code_block * f32_bytes, DType::f32, rows, code_blocks(cols)};
+    decode_row(context_.backend, {message + run.values, message + run.scales, bits()}, values);
   }
 
   // Turns the rank's gradients into its share of the next momentum.

@@ -73,7 +73,9 @@ int64_t all_residual_bytes(const CompressionConfig& compression, const ModelSpec
   for (const TensorSpec& tensor : spec.tensors) {
     if (!codes_gradients(compression, tensor, tensor_ranks)) continue;
     elements += data_ranks * tensor.count();
-    if (compression.facts().has_factors) elements += compression.rank * tensor.shape.back();
+    if (!compression.facts().has_factors) continue;
+    const int64_t cols = tensor.shape.back(), rows = shard_of(tensor, {}).count() / cols;
+    elements += compression.rank * (compression.alternate ? cols + rows : cols);
   }
   return elements * dtype_bytes(DType::f32);
 }

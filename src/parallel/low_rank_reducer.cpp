@@ -18,6 +18,7 @@ bool has_small_factors(const CompressionConfig& compression, const TensorSpec& t
 // Lays out the factors in the buffer of errors, behind the unit's errors, and in a sum's buffer.
 std::shared_ptr<const UnitLayout> lay_out_factors(const CodedUnit& unit, GradientMessages& messages) {
   auto factors = std::make_shared<UnitFactors>();
+  factors->alternates = unit.compression.alternate;
   const int64_t rank = unit.compression.rank;
   for (const CodedTensor& tensor : unit.tensors) {
     const int64_t cols = unit.spec.tensors[tensor.tensor].shape.back(), rows = tensor.count / cols;
@@ -29,15 +30,17 @@ std::shared_ptr<const UnitLayout> lay_out_factors(const CodedUnit& unit, Gradien
                                  .factor = messages.num_residuals,
                                  .left = factors->first_phase,
                                  .right = factors->second_phase});
+    const int64_t kept = factors->alternates ? cols + rows : cols;
     messages.boxes.push_back({.tensor = tensor.tensor,
                               .offset = {0, 0},
-                              .shape = {rank, cols},
+                              .shape = {rank, kept},
                               .first = messages.num_residuals,
                               .is_factor = true});
-    messages.num_residuals += whole_units(cols * rank);
+    messages.num_residuals += whole_units(kept * rank);
     factors->first_phase += whole_units(rows * rank);
     factors->second_phase += whole_units(cols * rank);
   }
+  factors->first_plain = factors->first_phase;
   factors->plain = plain_runs(unit.tensors, unit.range.elements, factors->first_phase);
   for (LowRankMatrix& matrix : factors->matrices) matrix.right += factors->first_phase;
   return factors;
@@ -58,14 +61,20 @@ class LowRankReducer final : public GradientReducer {
     scratch_.resize(longest * compression.rank);
   }
 
-  int phases(int64_t unit) const override { return messages(unit).is_coded() ? 2 : 1; }
+  int phases(int64_t unit) const override { return messages(unit).is_coded() ? factors(unit).phases(true) : 1; }
   bool begins_with_ops() const override { return true; }
 
   Lane::Ticket begin(int64_t unit, int phase, const UnitGradients& of) override {
     const UnitFactors& sums = factors(unit);
     if (!messages(unit).is_coded()) return plain_sum(context_, unit, of.whole, DType::f32);
+    const bool right_only = compression_.factors == FactorSums::right;
     for (const LowRankMatrix& matrix : sums.matrices) {
-      if (phase == 0) {
+      if (phase == 0) add_errors(matrix, of);
+      if (right_only) {
+        take_factor(left_factor(compression_.residuals, matrix), left(matrix, of));
+        find_right(matrix, of);
+      } else if (phase == 0) {
+        take_factor(factor(compression_.residuals, matrix), right(matrix, of));
         find_left(matrix, of);
       } else {
         find_right(matrix, of);
@@ -73,6 +82,7 @@ class LowRankReducer final : public GradientReducer {
     }
     if (phase == 1) return sum(unit, of, sums.first_phase, sums.second_phase);
     copy_plain_runs(context_.backend, sums.plain, of, true);
+    if (right_only) return sum(unit, of, sums.first_plain, sums.first_phase - sums.first_plain + sums.second_phase);
     return sum(unit, of, 0, sums.first_phase);
   }
 
@@ -83,7 +93,7 @@ class LowRankReducer final : public GradientReducer {
       multiply(matrix, of, left_behind);
       context_.backend.run(WeightedSum{.a = x, .a_factor = 1, .b = left_behind, .b_factor = -share, .to = left_behind});
       multiply(matrix, of, x);
-      context_.backend.run(Cast{.from = right(matrix, of), .to = factor(compression_.errors, matrix)});
+      keep_factors(matrix, of);
     }
     copy_plain_runs(context_.backend, factors(unit).plain, of, false);
   }
@@ -103,8 +113,13 @@ class LowRankReducer final : public GradientReducer {
   static Matrix errors(std::byte* buffer, const LowRankMatrix& matrix) {
     return matrix_at(buffer, matrix.residual, matrix.rows, matrix.cols);
   }
+  // With both factors, their vectors lie one behind the other.
   Matrix factor(std::byte* buffer, const LowRankMatrix& matrix) const {
-    return matrix_at(buffer, matrix.factor, rank(), matrix.cols);
+    if (compression_.factors == FactorSums::both) return matrix_at(buffer, matrix.factor, rank(), matrix.cols);
+    return matrix_at(buffer, matrix.factor, rank(), matrix.cols + matrix.rows).column_range(0, matrix.cols);
+  }
+  Matrix left_factor(std::byte* buffer, const LowRankMatrix& matrix) const {
+    return matrix_at(buffer, matrix.factor, rank(), matrix.cols + matrix.rows).column_range(matrix.cols, matrix.rows);
   }
   Matrix left(const LowRankMatrix& matrix, const UnitGradients& of) const {
     return matrix_at(of.narrow, matrix.left, rank(), matrix.rows);
@@ -120,14 +135,27 @@ class LowRankReducer final : public GradientReducer {
                    context_.backend);
   }
 
+  void add_errors(const LowRankMatrix& matrix, const UnitGradients& of) const {
+    context_.backend.run(Add{.from = errors(compression_.residuals, matrix), .to = values(matrix, of)});
+  }
+  void take_factor(const Matrix& kept, const Matrix& to) const { context_.backend.run(Cast{.from = kept, .to = to}); }
+  // Keeps the factors from which later steps begin. The one that this step has not summed stays as it was.
+  void keep_factors(const LowRankMatrix& matrix, const UnitGradients& of) const {
+    const FactorSums summed = compression_.factors;
+    const Matrix new_right = factor(compression_.errors, matrix);
+    if (summed == FactorSums::both) return take_factor(right(matrix, of), new_right);
+    const Matrix new_left = left_factor(compression_.errors, matrix);
+    const bool is_left = summed == FactorSums::left;
+    take_factor(is_left ? factor(compression_.residuals, matrix) : right(matrix, of), new_right);
+    take_factor(is_left ? left(matrix, of) : left_factor(compression_.residuals, matrix), new_left);
+  }
+
   // With X the gradients, the rows of the factors are those of S^T, (X S)^T, L^T and (X^T L)^T. true_out is 0, as these
   // products are not part of the model's FLOPs.
   void find_left(const LowRankMatrix& matrix, const UnitGradients& of) {
-    const Matrix x = values(matrix, of), start = right(matrix, of);
-    context_.backend.run(Add{.from = errors(compression_.residuals, matrix), .to = x});
-    context_.backend.run(Cast{.from = factor(compression_.residuals, matrix), .to = start});
-    make_orthonormal(matrix, start);
-    context_.backend.run(LinearForward{.x = start, .w = x, .bias = {}, .y = left(matrix, of), .true_out = 0});
+    make_orthonormal(matrix, right(matrix, of));
+    context_.backend.run(LinearForward{
+        .x = right(matrix, of), .w = values(matrix, of), .bias = {}, .y = left(matrix, of), .true_out = 0});
   }
   void find_right(const LowRankMatrix& matrix, const UnitGradients& of) {
     make_orthonormal(matrix, left(matrix, of));

@@ -31,6 +31,9 @@ struct MomentumSums {
   size_t moment;  // first moments, the same on all ranks
 };
 
+// Factors of low rank that a step sums.
+enum class FactorSums : uint8_t { both, left, right };
+
 // The messages of a rank's sums, and the memory of their errors, all borrowed.
 struct GradientCompression {
   const GradientMessages& messages;
@@ -38,6 +41,7 @@ struct GradientCompression {
   std::byte* errors;     // errors that this step leaves, as many; null in the same case
   const StepState* state;
   int64_t rank = 0;                          // vectors of a factor; 0: there are no factors
+  FactorSums factors = FactorSums::both;     // `left` and `right` alternate from step to step
   uint64_t seed = 0;                         // seed of the factors with which a run begins
   std::optional<MomentumSums> momenta = {};  // empty: gradients are summed
   // Column of the optimizer's state with the errors of this rank's codes of sums, in its piece; other pieces are

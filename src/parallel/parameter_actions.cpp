@@ -17,9 +17,12 @@ ParameterExchange::ReducerMaker reducer_maker(const ExecutorResources& resources
     return [](const ReductionContext& context, ReplicaGroup) { return make_islands_reducer(context); };
   const GradientCompression* const compression = resources.compression;
   if (compression == nullptr) return make_reducer;
-  return [compression, is_alone = resources.is_alone](const ReductionContext& context, ReplicaGroup) {
+  return [compression, is_alone = resources.is_alone, right = resources.sums_right](const ReductionContext& context,
+                                                                                    ReplicaGroup) {
     if (is_alone) return make_lone_reducer(context, compression->messages);
-    return gradient_sum(compression->messages.kind).make_reducer(context, *compression);
+    GradientCompression of_program = *compression;
+    if (right) of_program.factors = FactorSums::right;
+    return gradient_sum(of_program.messages.kind).make_reducer(context, of_program);
   };
 }
 
@@ -108,6 +111,7 @@ void ParameterActions::play(const Action& action) {
     case ActionKind::await_weights:
       return for_each_part(action, [this](const Part& part) {
         resources_.groups->lane(LaneKind::weights).wait((*resources_.gathers)[part.unit]);
+        finish_gather(parameters_, part.unit, part.weights, *resources_.backend);
       });
     case ActionKind::sum_tied:
       return sum_tied();

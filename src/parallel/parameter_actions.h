@@ -48,7 +48,6 @@ class ParameterActions {
     std::byte *weights, *whole_gradients, *narrow_gradients;
   };
   std::byte* at(const Action& action, Operand operand) const;
-  // Returns the parameters of a part.
   UnitParameters whole(const Part& part) const {
     return parameters_.whole(part.unit, part.weights, part.whole_gradients);
   }

@@ -2,6 +2,9 @@
 
 #include <algorithm>
 
+#include "ops/block_codes.h"
+#include "parallel/coded_weights.h"
+
 namespace gptrain::inline parallel {
 namespace {
 
@@ -17,6 +20,30 @@ GroupKind kind_of(ReductionGroup group, const UnitRange& unit) {
       return GroupKind::tied;
   }
   return GroupKind::count;
+}
+
+// Values of a unit's elements that ranks gather.
+struct GatheredValues {
+  std::byte *piece, *whole;  // values of this rank's piece; the place of all values
+  int64_t block;             // elements that share a value
+  DType dtype;
+};
+
+Lane::Ticket gather_pieces(const ParameterStore& parameters, int64_t unit, RankGroups& groups,
+                           const GatheredValues& values) {
+  const UnitRange& range = parameters.layout().units[unit];
+  Lane& lane = groups.lane(LaneKind::weights);
+  const auto group = [&](GroupKind kind) { return groups.group(LaneKind::weights, kind); };
+  const int64_t in_piece = range.piece_elements() / values.block;
+  const int64_t of_node = groups.ranks_of_node(range.replicas);
+  if (of_node == 0)
+    return lane.all_gather(group(kind_of(range.replicas)), values.piece, values.whole, in_piece, values.dtype);
+  // Ranks with the same index on all nodes gather the pieces of that index, then the ranks of the node all pieces.
+  const int64_t count = range.elements / values.block / of_node;
+  const int64_t first = parameters.piece(unit).first / values.block;
+  std::byte* const share = values.whole + first / count * count * dtype_bytes(values.dtype);
+  lane.all_gather(group(nodes_kind_of(range.replicas)), values.piece, share, in_piece, values.dtype);
+  return lane.all_gather(group(node_kind_of(range.replicas)), share, values.whole, count, values.dtype);
 }
 
 }  // namespace
@@ -68,17 +95,22 @@ Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::b
   if (replicas == nullptr && from != whole.weights)
     backend.run(
         Cast{.from = Matrix(from, dtype, 1, copied.elements), .to = Matrix(whole.weights, dtype, 1, copied.elements)});
-  if (const int64_t of_node = groups.ranks_of_node(group); is_cut && of_node > 0) {
-    // Ranks with the same index on all nodes gather the pieces of that index, then the ranks of the node all pieces.
-    const int64_t count = parameters.layout().units[unit].elements / of_node;
-    std::byte* const share =
-        static_cast<std::byte*>(whole.weights) + parameters.piece(unit).first / count * count * dtype_bytes(dtype);
-    lane.all_gather(groups.group(LaneKind::weights, nodes_kind_of(group)), parameters.weights_piece(unit), share,
-                    parameters.piece_elements(unit), dtype);
-    return lane.all_gather(groups.group(LaneKind::weights, node_kind_of(group)), share, whole.weights, count, dtype);
+  if (!is_cut) return Lane::done;
+  if (parameters.sharding().codes_weights_of(parameters.layout().units[unit])) {
+    const CodedWeights coded(gathered, parameters.layout().units[unit].elements);
+    coded.encode(backend, Matrix(parameters.weights_piece(unit), dtype, 1, copied.elements), copied.first);
+    gather_pieces(parameters, unit, groups, {coded.codes(copied.first), coded.codes(0), 1, DType::u8});
+    return gather_pieces(parameters, unit, groups,
+                         {coded.scales(copied.first), coded.scales(0), code_block, DType::f32});
   }
-  return lane.all_gather(replicas, parameters.weights_piece(unit), whole.weights, parameters.piece_elements(unit),
-                         dtype);
+  return gather_pieces(parameters, unit, groups,
+                       {parameters.weights_piece(unit), static_cast<std::byte*>(whole.weights), 1, dtype});
+}
+
+void finish_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered, Backend& backend) {
+  const UnitRange& range = parameters.layout().units[unit];
+  if (range.elements > 0 && parameters.sharding().codes_weights_of(range))
+    CodedWeights(gathered, range.elements).decode(backend);
 }
 
 void copy_norms(const ParameterStore& parameters, int64_t unit, Backend& backend) {

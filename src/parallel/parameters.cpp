@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "model/record.h"
+#include "parallel/coded_weights.h"
 
 namespace gptrain::inline parallel {
 namespace {
@@ -81,11 +82,15 @@ ParameterBytes parameter_bytes(const ParameterLayout& layout, const Sharding& sh
           .state = StateLayout(columns, layout, {.in_pieces = sharding.cuts_state()}, {}).buffer_bytes()};
 }
 
+int64_t code_bytes_behind(const UnitRange& range, const Sharding& sharding) {
+  return sharding.codes_weights_of(range) ? CodedWeights::bytes_behind(range.elements) : 0;
+}
+
 UnitBufferBytes unit_buffer_bytes(const UnitRange& range, const Sharding& sharding) {
   const auto bytes = [&](bool is_there, DType dtype) {
     return is_there ? align_up(range.elements * dtype_bytes(dtype)) : 0;
   };
-  return {.weights = bytes(sharding.gathers_weights(), sharding.compute),
+  return {.weights = bytes(sharding.gathers_weights(), sharding.compute) + code_bytes_behind(range, sharding),
           .whole_gradients = bytes(sharding.has_gradient_buckets(), DType::f32),
           .narrow_gradients = bytes(sharding.narrows_gradients(range.replicas), sharding.reduce)};
 }

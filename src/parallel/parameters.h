@@ -45,6 +45,7 @@ struct Sharding {
   DType compute = DType::f32;    // dtype of weights
   DType reduce = DType::f32;     // dtype in which gradients are summed over replicas
   bool pure = false;             // compute is bf16, and only norms have masters
+  bool codes_weights = false;    // weights travel in codes of 8 bits (coded_weights.h); `zero` is 3, compute bf16
   DType gradients = DType::f32;  // dtype of the gradients that the rank keeps: f32, or with `pure` bf16
 
   bool cuts_state() const { return gptrain::cuts_state(zero); }
@@ -73,6 +74,8 @@ struct Sharding {
   // Whether a bucket begins with the sum of earlier micro-batches, to which the ops add. Sums in bf16 have another
   // buffer.
   bool buckets_hold_sums() const { return gradients_away && !cuts_gradients() && gradients == DType::f32; }
+  // Whether the weights of a unit are gathered in codes.
+  bool codes_weights_of(const UnitRange& range) const { return codes_weights && range.pieces > 1; }
   bool has_master() const { return compute != DType::f32 && !pure; }
   // Whether each rank has all norms in f32 after its weights. Else the ops read them in the weights or the masters.
   bool has_f32_norms() const {
@@ -97,6 +100,8 @@ struct UnitBufferBytes {
   int64_t narrow_gradients = 0;  // gradients in the narrower dtype in which they are summed
 };
 UnitBufferBytes unit_buffer_bytes(const UnitRange& range, const Sharding& sharding);
+// Returns the bytes that gathered weights take more if they travel in codes.
+int64_t code_bytes_behind(const UnitRange& range, const Sharding& sharding);
 
 // Starts of the buffers. `updated`, `master` and `state` lie where updates of units at home run, the others on the
 // device.

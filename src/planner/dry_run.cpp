@@ -253,13 +253,21 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
   result.warnings += own_attention_line(config, target, run);
   const auto tokens = static_cast<double>(config.batch.global * config.model.sequence_length);
   double seconds = result.forecast->step_seconds;
+  const auto seconds_of = [&](const auto& other) {
+    return plan_run(other, machine, run.world_size, LoggedRanks::of_stages).step.pipeline.seconds;
+  };
+  if (config.compression().alternate) {
+    // A run that is a step longer ends with the other factors.
+    RunConfig longer = config;
+    ++longer.run.steps;
+    seconds = (seconds + seconds_of(longer)) / 2;
+  }
   if (const int64_t start = config.compression().start_step; start > 0) {
     result.forecast->warm_up_steps = start;
     RunConfig warm_up = config;
     warm_up.comm.compression = {};
     if (config.optimizer.type == OptimizerKind::onebit_adam) warm_up.optimizer.type = OptimizerKind::adamw;
-    result.forecast->warm_up_seconds =
-        plan_run(warm_up, machine, run.world_size, LoggedRanks::of_stages).step.pipeline.seconds;
+    result.forecast->warm_up_seconds = seconds_of(warm_up);
     const double share = static_cast<double>(start) / static_cast<double>(config.run.steps);
     seconds = share * result.forecast->warm_up_seconds + (1 - share) * seconds;
   }

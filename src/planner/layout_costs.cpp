@@ -313,6 +313,9 @@ UpdateCosts LayoutCosts::make_update_of_kind(const RunLayout& layout, size_t sta
                       .sum_ops = sum.ops + second.ops + work(ActionKind::await_gradients, summed).ops,
                       .keep = work(ActionKind::keep_gradients, 1).ops,
                       .gather = work(ActionKind::gather, 1).collectives,
+                      .codes = config.codes_weights() ? work(ActionKind::gather, piece_of_part).ops +
+                                                            work(ActionKind::await_weights, 1).ops
+                                                      : 0,
                       .update = work(ActionKind::update, piece_of_part).ops,
                       .measure = number < measured.size() ? measured[number] : 0};
   };
@@ -351,6 +354,7 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
       .compute = config.precision.compute,
       .reduce = config.precision.reduce,
       .pure = config.precision.pure,
+      .codes_weights = config.codes_weights(),
       .gradients = config.precision.gradients};
   const StateColumns columns = state_columns(config);
   const auto bytes_of = [&](UnitPart part) {
@@ -377,6 +381,8 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
     if (compression.error) bytes.parameters += 2 * messages.residual_bytes();
     if (messages.num_residuals > 0) bytes.whole_gradients += messages.units[unit].buffer_bytes();
     if (sharding.gathers_weights()) bytes.whole_weights = elements * dtype_bytes(config.precision.compute);
+    for (const int32_t coded : {static_cast<int32_t>(unit), experts})
+      if (coded >= 0) bytes.whole_weights += code_bytes_behind(of_unit.units[static_cast<size_t>(coded)], sharding);
     return bytes;
   };
   return {bytes_of(UnitPart::embedding), bytes_of(UnitPart::head), {bytes_of(UnitPart::block)}};

@@ -81,6 +81,10 @@ void LayoutEstimator::add_chunk(const RunLayout& layout, const LayoutChunks& lie
     if (cuts_weights(layout.zero)) {
       before_forward = passes.forward_gathers[index] * of_blocks(&UpdateCost::gather);
       before_backward = passes.backward_gathers[index] * of_blocks(&UpdateCost::gather);
+      const double codes = of_blocks(&UpdateCost::codes);
+      sum.forward += passes.forward_gathers[index] * codes;
+      sum.backward_input += passes.backward_gathers[index] * codes;
+      sum.backward += passes.backward_gathers[index] * codes;
     }
   }
   // A link carries one message at a time.

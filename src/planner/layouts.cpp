@@ -317,6 +317,9 @@ void for_each_layout(const RunConfig& config, const LayoutGroup& group,
   RunLayout layout = layout_of(group);
   const int64_t most_zero = config.compression().facts().most_zero;
   const int64_t largest_zero = layout.replicas() > 1 ? most_zero : 0;
+  // Weights travel in codes only where they are gathered for each pass.
+  const int64_t least_zero = config.comm.weights == WeightCodec::int8 ? largest_zero : 0;
+  layout.zero = least_zero;
   for (const int64_t micro : divisors(sequences, most_micro)) {
     layout.micro = micro;
     layout.accumulation = sequences / micro;
@@ -327,7 +330,7 @@ void for_each_layout(const RunConfig& config, const LayoutGroup& group,
         of_all.schedule = schedule;
         of_all.virtual_stages = chunks;
         of_all.is_balanced = is_balanced;
-        for (of_all.zero = 0; of_all.zero <= largest_zero; ++of_all.zero) {
+        for (of_all.zero = least_zero; of_all.zero <= largest_zero; ++of_all.zero) {
           for (const RankOrder order : {RankOrder::tensor_data_pipeline, RankOrder::tensor_pipeline_data}) {
             of_all.rank_order = order;
             if (order == RankOrder::tensor_data_pipeline || group.orders_differ) body(of_all);

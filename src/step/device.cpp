@@ -41,6 +41,8 @@ void require_kernels(const RunConfig& config, const Target& target) {
   const auto refuse = [](std::string_view why) {
     throw Error(ExitCode::machine, "{}; set run.device = \"cpu\", or plan for a GPU by --dry-run --target NAME", why);
   };
+  if (config.comm.weights != WeightCodec::as_is)
+    refuse("comm.weights: gathers of codes were not tested on the CUDA backend yet");
   if (config.compression().is_on())
     refuse(config.comm.compression.is_on()
                ? "comm.compression: sums of compressed gradients were not tested on the CUDA backend yet"

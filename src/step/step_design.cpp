@@ -65,6 +65,7 @@ Sharding make_sharding(const StepConfig& config, const StepChoices& choices, con
           .compute = config.precision.compute,
           .reduce = config.precision.reduce,
           .pure = config.precision.pure,
+          .codes_weights = data.size > 1 && config.codes_weights(),
           .gradients = config.precision.gradients};
 }
 

@@ -80,6 +80,7 @@ void StepParts::make_compression() {
                           .errors = reinterpret_cast<std::byte*>(residuals_at(1)),
                           .state = state,
                           .rank = config.compression().rank,
+                          .factors = config.compression().alternate ? FactorSums::left : FactorSums::both,
                           .seed = design->config.run.seed});
   if (config.optimizer.type == OptimizerKind::onebit_adam) compression->momenta = momentum_sums(config.optimizer);
   if (config.optimizer.sends_signs()) compression->server_errors = server_errors_column;
@@ -184,6 +185,7 @@ void StepParts::make_executors() {
   for (const StepProgram& of_steps : design->programs) {
     resources.compression = of_steps.compresses || of_steps.is_alone ? compression.get() : nullptr;
     resources.sums_over_islands = of_steps.over_islands;
+    resources.sums_right = of_steps.sums_right;
     resources.is_alone = of_steps.is_alone;
     executors.push_back(std::make_unique<Executor>(*model, *of_steps.program, *parameters, resources, update.get()));
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 
 #include "config/zero_one_steps.h"
 
@@ -28,6 +29,11 @@ std::vector<StepProgram> zero_one_programs(const OptimizerConfig& optimizer, int
   return programs;
 }
 
+// Whether the step after `done` steps sums right factors: every second one, of those with compressed sums.
+bool sums_right(const StepConfig& config, int64_t done) {
+  return std::abs(done - config.compression().start_step) % 2 == 1;
+}
+
 template <typename Is>
 size_t find_program(const std::vector<StepProgram>& programs, const Is& is) {
   return static_cast<size_t>(std::find_if(programs.begin(), programs.end(), is) - programs.begin());
@@ -46,6 +52,14 @@ std::vector<StepProgram> programs_of(const StepConfig& config, int64_t steps, bo
   if (config.optimizer.type == OptimizerKind::zero_one_adam) return zero_one_programs(config.optimizer, steps);
   const int64_t start = config.compression().start_step;
   if (compresses && start > 0) programs.push_back({.name = "warm-up"});
+  if (compresses && config.compression().alternate) {
+    for (const int64_t before_end : {1, 0}) {
+      const bool is_right = sums_right(config, steps - 1 - before_end);
+      programs.push_back(
+          {.name = is_right ? "right" : "left", .first_step = start, .compresses = true, .sums_right = is_right});
+    }
+    return programs;
+  }
   programs.push_back({.name = "main",
                       .first_step = compresses ? start : 0,
                       .compresses = compresses,
@@ -63,6 +77,10 @@ size_t program_after(const StepConfig& config, int64_t steps, const std::vector<
   if (config.optimizer.type == OptimizerKind::zero_one_adam)
     return find_program(programs, [name = name_of(zero_one_step(config.optimizer, done, steps))](
                                       const StepProgram& program) { return program.name == name; });
+  if (config.compression().alternate && programs.back().compresses && done >= config.compression().start_step)
+    return find_program(programs, [is_right = sums_right(config, done)](const StepProgram& program) {
+      return program.compresses && program.sums_right == is_right;
+    });
   size_t number = programs.size() - 1;
   while (number > 0 && programs[number].first_step > done) --number;
   return number;

@@ -107,7 +107,7 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSl
     }
     if (piece.factor != nullptr) {
       if (part != StatePart::all) continue;
-      add(factor_kind(piece.shape[0]), piece.factor, DType::f32);
+      add(factor_kind(piece.shape[0], step.design().config.compression().alternate), piece.factor, DType::f32);
       slices.back().global_shape = piece.shape;
       continue;
     }

@@ -446,6 +446,8 @@ class Messages(PlanCase):
                 ([config, "--gpus", 16, "--links", "4,1,4"], "--links 4,1,4: has the number 4 twice"),
                 ([config, "--gpus", 8, "--links", "1,2"],
                  "--links 1,2: 8 devices fit into one node of dgx-h100, which has 8, and need no NIC"),
+                ([config, "--gpus", 16, "--links", "1", "--methods", "--svg", "x.svg"],
+                 "--svg and --price have no effect with --links and --methods together"),
                 ([config, "--fit", "h100"], "CONFIG has no effect with --fit"),
                 (["--fit", "h1000"], "h1000"),
                 (["--fit", "h100", "--target", "h100"], "--target has no effect with --fit"),

@@ -9,7 +9,7 @@ from preload_case import PreloadCase
 
 ALL_REDUCE, ALL_GATHER, ALL_TO_ALL, ALL_TO_ALL_V, SEND = 0, 2, 3, 4, 6  # numbers of src/comm/operation.h
 STEPS, LAYERS, HEADS, HEAD_SIZE, TOKENS, SAMPLES = 2, 2, 4, 8, 32, 4
-F32, U8, F32_BYTES = 0, 7, 4  # numbers of src/base/dtype.h
+F32, BF16, U8, F32_BYTES = 0, 1, 7, 4  # numbers of src/base/dtype.h
 
 
 class ContextTraffic(PreloadCase):
@@ -58,6 +58,7 @@ class ContextTraffic(PreloadCase):
         methods = {
             "int4": ['comm.compression={"kind": "int4", "min_elements": 1024}', "parallel.zero=1"],
             "powersgd": ['comm.compression={"kind": "powersgd", "min_elements": 1024, "start_step": 1}'],
+            "alternate": ['comm.compression={"kind": "powersgd", "min_elements": 1024, "alternate": true}'],
             "topk": ['comm.compression={"kind": "topk", "min_elements": 1024, "start_step": 1}'],
             "sketch": ['comm.compression={"kind": "sketch", "min_elements": 1024, "start_step": 1}'],
             "zero-one": ["optimizer.type=zero-one-adam", "optimizer.freeze_step=1", "optimizer.clip_norm=0",
@@ -67,7 +68,8 @@ class ContextTraffic(PreloadCase):
         }
         # The last step averages or exchanges.
         gathered = {}
-        programs = {"local": ["warm-up", "averaging", "averaging"], "zero-one": ["variance", "exchange", "exchange"]}
+        programs = {"local": ["warm-up", "averaging", "averaging"], "zero-one": ["variance", "exchange", "exchange"],
+                    "alternate": ["left", "right", "left"]}
         for name, settings in methods.items():
             arguments = [config, *overrides(f"run.out={name}", "checkpoint.every_steps=0", *settings)]
             plan = json.loads(self.succeed("train", *arguments, "--ranks", 2, "--dry-run", "--json"))
@@ -86,6 +88,24 @@ class ContextTraffic(PreloadCase):
                 losses = 0 if name == "local" else 8 * steps  # the same ranks' sum of the loss, in f64
                 self.assertEqual(found.get((ALL_REDUCE, F32), 0), planned("all_reduce") - losses)
                 self.assertGreater(planned("all_to_all_v", "all_reduce"), 0)
+
+    def test_gathers_of_coded_weights_send_what_the_dry_run_says(self):
+        """Codes and their scales, beside the texts that ranks gather before and after all steps."""
+        steps, codes = 2, {}
+        config = self.write_run(model={"num_layers": LAYERS, "hidden_size": HEADS * HEAD_SIZE, "num_heads": HEADS,
+                                       "sequence_length": TOKENS}, batch={"global": SAMPLES, "micro": 2}, run={"steps": steps},
+                                precision={"compute": "bf16"}, parallel={"zero": 3}, checkpoint={"every_steps": 0})
+        for weights in ("as-is", "int8"):
+            arguments = [config, *overrides(f"run.out={weights}", f"comm.weights={weights}")]
+            plan = json.loads(self.succeed("train", *arguments, "--ranks", 2, "--dry-run", "--json"))
+            planned = steps * sum(row["sent_bytes"] for row in plan["traffic"]
+                                  if row["collective"] == "all_gather" and row["group"] == "data")
+            found = self.sent_by_ranks(2, *arguments)[0]
+            codes[weights] = found.get((ALL_GATHER, U8), 0)
+            sent = found.get((ALL_GATHER, BF16 if weights == "as-is" else F32), 0)
+            self.assertEqual(sent + codes[weights] - codes["as-is"], planned)
+            self.assertGreater(sent, 0)
+        self.assertGreater(codes["int8"], codes["as-is"])
 
     def test_sums_by_node_send_what_the_dry_run_says(self):
         """Sums and gathers within nodes of two ranks and between them, and with a copy of the state on each node."""

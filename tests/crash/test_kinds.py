@@ -47,6 +47,8 @@ KINDS = {
     "topk": {"comm": {"compression": {"kind": "topk", "min_elements": 1, "share": 0.1}}},
     "sketch": {"comm": {"compression": {"kind": "sketch", "min_elements": 1, "share": 0.04}}},
     "powersgd": {"comm": {"compression": {"kind": "powersgd", "min_elements": 1, "rank": 1}}},
+    "powersgd-alternate": {"comm": {"compression": {"kind": "powersgd", "min_elements": 1, "rank": 1, "alternate": True}}},
+    "int8-weights": {"parallel": {"zero": 3}, "precision": {"compute": "bf16"}, "comm": {"weights": "int8"}},
     "elastic": {"parallel": {"elastic": True, "zero": 1}, "batch": {"global": 12}, "ranks": (2, 3, 4, 5)},
     "elastic-pipeline": {"parallel": {"elastic": True, "pipeline": 2}, "batch": {"global": 12}, "ranks": (2, 4, 5),
                          "data": {"train": TWO_SOURCES}},

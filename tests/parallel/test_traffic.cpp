@@ -106,7 +106,8 @@ struct Sizes {
         reduce(dtype_bytes(c.precision.reduce)),
         recomputed(c.memory.recompute == RecomputeKind::block),
         pieces(c.parallel.overlap_tensor ? 2 : 1),
-        fp8(c.precision.linears == DType::f8e4m3) {}
+        fp8(c.precision.linears == DType::f8e4m3),
+        codes_weights(c.codes_weights()) {}
 
   const ModelConfig& model;
   int64_t t, d, zero;
@@ -118,7 +119,7 @@ struct Sizes {
   int64_t compute, residual, reduce;  // bytes of C, R and G
   bool recomputed;
   int64_t pieces;  // pieces of the products of a branch's last linear
-  bool fp8;
+  bool fp8, codes_weights;
 };
 
 // With FP8 linears, the amax of each tensor that no rank holds whole, by an all-reduce of its f32 parts: of weights,
@@ -204,17 +205,22 @@ TrafficTable gradients_traffic(const Sizes& s, const ParameterLayout& layout) {
 
 // Weights, C: an all-gather of each unit after its update (1 and 2), or before use (3). Embedding and head are gathered
 // once a step. Blocks have two slots, which still hold the last two blocks used: the first pass gathers all l blocks,
-// each later pass l - 2. In mixed precision the norms' f32 weights go with every gather.
+// each later pass l - 2. In mixed precision the norms' f32 weights go with every gather. Weights in codes take a byte
+// each, and an f32 scale for 128 of them.
 TrafficTable weights_traffic(const Sizes& s, const ParameterLayout& layout) {
   Expected e(s.d);
   if (s.zero == 0) return e.table;
   const int64_t passes = 2 * s.micro_batches;
   const int64_t gathers_of_blocks = s.zero == 3 ? 2 + passes * (s.layers - 2) : s.layers;
   const UnitRange& block = layout.units[1];
-  e.all_gathers(gathers_of_blocks, block.elements / s.d * s.compute);
+  const auto gather = [&](int64_t calls, int64_t piece) {
+    e.all_gathers(calls, piece * (s.codes_weights ? 1 : s.compute));
+    if (s.codes_weights) e.all_gathers(calls, piece / 128 * 4);
+  };
+  gather(gathers_of_blocks, block.elements / s.d);
   if (s.compute == 2) e.all_reduces(gathers_of_blocks, block.norm_elements * 4);
   for (const UnitRange& unit : {layout.units.front(), layout.units.back()}) {
-    e.all_gathers(1, unit.elements / s.d * s.compute);
+    gather(1, unit.elements / s.d);
     if (s.compute == 2 && unit.norm_elements > 0) e.all_reduces(1, unit.norm_elements * 4);
   }
   return e.table;
@@ -273,14 +279,10 @@ std::vector<std::string> with(std::vector<std::string> overrides, const std::vec
   return overrides;
 }
 
+const std::vector<std::string> coded_weights = {"precision.compute=bf16", "comm.weights=int8"};
 const Layout layouts[] = {
     {.family = Family::gpt2, .tensor = 2, .data = 1, .zero = 0, .overrides = {}},
     {.family = Family::gpt2, .tensor = 2, .data = 1, .zero = 0, .overrides = {"memory.recompute=block"}},
-    {.family = Family::gpt2,
-     .tensor = 3,
-     .data = 1,
-     .zero = 0,
-     .overrides = {"parallel.sequence=true", "model.num_kv_heads=6"}},
     {.family = Family::gpt2,
      .tensor = 2,
      .data = 1,
@@ -311,6 +313,7 @@ const Layout layouts[] = {
     {.family = Family::gpt2, .tensor = 1, .data = 3, .zero = 1, .overrides = {"precision.compute=bf16"}},
     {.family = Family::gpt2, .tensor = 1, .data = 3, .zero = 2, .overrides = {"precision.compute=bf16"}},
     {.family = Family::gpt2, .tensor = 1, .data = 2, .zero = 3, .overrides = {"precision.compute=bf16"}},
+    {.family = Family::gpt2, .tensor = 1, .data = 3, .zero = 3, .overrides = coded_weights},
     {.family = Family::gpt2, .tensor = 1, .data = 2, .zero = 0, .overrides = {"precision.reduce=bf16"}},
     {.family = Family::gpt2,
      .tensor = 1,
@@ -531,28 +534,25 @@ TEST_CASE("ranks send the bytes of their messages of compressed gradients") {
 // An averaging sends the bytes of a local step, and the sums of all weights between islands. A local step sends no
 // parameters or gradients between islands.
 TEST_CASE("islands send their weights in averagings only, and gradients in warm-up steps only") {
-  struct Case {
-    int64_t zero, ranks;
-  };
-  for (const Case& layout : {Case{0, 2}, Case{1, 4}, Case{3, 4}}) {
-    INFO("ZeRO " << layout.zero);
+  for (const auto& [zero, ranks] : {std::pair<int64_t, int64_t>{0, 2}, {1, 4}, {3, 4}}) {
+    INFO("ZeRO " << zero);
     const RunConfig config =
         small_config(Family::gpt2,
-                     {"batch.global=8", "batch.micro=1", fmt::format("parallel.zero={}", layout.zero), "run.steps=100",
+                     {"batch.global=8", "batch.micro=1", fmt::format("parallel.zero={}", zero), "run.steps=100",
                       R"(parallel.local_steps={"islands": 2, "every": 10, "start_step": 5, "outer": "nesterov"})"},
-                     layout.ranks);
+                     ranks);
     const ModelSpec spec = make_spec(config.model);
-    const ParameterLayout parameters = make_layout(spec, shard_tensors(spec, {1, 0}), {layout.ranks / 2, 1});
+    const ParameterLayout parameters = make_layout(spec, shard_tensors(spec, {1, 0}), {ranks / 2, 1});
     int64_t updated = 0;
     for (const UnitRange& unit : parameters.units) updated += unit.piece_elements();
     const auto between = [](const LaneTraffic& all) {
       return all[static_cast<size_t>(LaneKind::gradients)][static_cast<size_t>(GroupKind::islands)]
                 [static_cast<size_t>(Operation::all_reduce)];
     };
-    const int64_t sums_of_pass = layout.zero > 1 ? config.batch.accumulation : 1;
+    const int64_t sums_of_pass = zero > 1 ? config.batch.accumulation : 1;
     const std::array<int64_t, 3> expected = {4 * updated * sums_of_pass, 4 * updated, 0};
     for (const size_t program : {size_t{0}, size_t{1}, no_program}) {
-      const StepTraffic traffic = traffic_of(config, layout.ranks, program);
+      const StepTraffic traffic = traffic_of(config, ranks, program);
       for (size_t rank = 0; rank < traffic.counted.size(); ++rank) {
         check_equal(traffic.counted[rank], traffic.planned[rank]);
         CHECK(between(traffic.planned[rank]).sent_bytes == expected[std::min<size_t>(program, 2)]);

@@ -63,6 +63,7 @@ class SummingRank {
             .errors = keeps ? reinterpret_cast<std::byte*>(errors_.data()) : nullptr,
             .state = &state_,
             .rank = config_.compression().rank,
+            .factors = config_.compression().alternate ? FactorSums::left : FactorSums::both,
             .seed = 7};
   }
 

@@ -50,6 +50,9 @@ METHODS = {
     "four ranks, sums in int4": ['comm.compression={"kind": "int4", "min_elements": 4096}'],
     "four ranks, sums of rank 4": ['comm.compression={"kind": "powersgd", "rank": 4, "start_step": TENTH, '
                                    '"min_elements": 4096}'],
+    "four ranks, alternating factors": ['comm.compression={"kind": "powersgd", "rank": 4, "alternate": true, '
+                                        '"start_step": TENTH, "min_elements": 4096}'],
+    "four ranks, weights in int8": ["parallel.zero=3", "comm.weights=int8"],
     "four ranks, sums of one in 100": ['comm.compression={"kind": "topk", "share": 0.01, "start_step": TENTH, '
                                        '"min_elements": 4096}'],
     "four ranks, sums of sketches": ['comm.compression={"kind": "sketch", "share": 0.01, "start_step": TENTH, '

@@ -141,6 +141,7 @@ const std::map<std::string, Sample> samples = {
     {"memory.activation_bits", {"3", {}}},
     {"memory.saved_inputs", {"8", {}}},
     {"comm.compression", {R"({"kind":"int8","error":false,"start_step":3,"min_elements":4096})", {}}},
+    {"comm.weights", {R"("int8")", {"parallel.zero=3", "precision.compute=bf16"}}},
     {"comm.hierarchy", {R"("node")", {}}},
     {"comm.ranks_per_node", {"4", {}}},
     {"parallel.local_steps", {R"({"islands":1,"every":4,"start_step":2,"outer":"average"})", {}}},

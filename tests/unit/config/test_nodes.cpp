@@ -1,4 +1,4 @@
-// Communication by node: how ranks lie on nodes, the choice, and the rules of its keys.
+// Communication by node: how ranks lie on nodes, the choice, and the rules of its keys and of codes.
 #include "config/node_groups.h"
 #include "support.h"
 
@@ -37,6 +37,23 @@ std::string refused_choice(const Overrides& overrides, int64_t ranks, int64_t ra
 }
 
 }  // namespace
+
+TEST_CASE("gathers in codes and alternating factors are refused where they would do nothing") {
+  CHECK(
+      fault({R"(comm.compression={"kind":"topk","alternate":true})"}) ==
+      "comm.compression = {...}: of kind \"topk\" cannot alternate: only kind \"powersgd\" sums two factors (try {})");
+  CHECK(
+      fault({"comm.weights=int8", "parallel.zero=2", "precision.compute=bf16"}) ==
+      "comm.weights = \"int8\": needs parallel.zero = 3, which gathers weights for each pass (parallel.zero = 2) (try "
+      "\"as-is\")");
+  CHECK(fault({"comm.weights=int8", "parallel.zero=3"}) ==
+        "comm.weights = \"int8\": codes bf16 weights, not those of precision.compute = \"fp32\" (try \"as-is\")");
+  CHECK(fault({"comm.weights=int8", "parallel.zero=3", "precision.compute=fp16", "run.device=auto"})
+            .find("precision.compute = \"fp16\"") != std::string::npos);
+  CHECK(fault({"comm.weights=int8", "parallel.zero=3", "precision.compute=bf16", "run.device=cuda"}) ==
+        "run.device = \"cuda\": cannot be cuda with comm.weights = \"int8\", which was not tested on the CUDA backend "
+        "yet (try \"cpu\")");
+}
 
 TEST_CASE("data ranks lie on nodes as the order of ranks says") {
   CHECK(split_of_replicas(mesh_of(1, 1, 1), 8, 4) == NodeSplit{4, 2});

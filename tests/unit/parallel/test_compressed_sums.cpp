@@ -62,8 +62,9 @@ class Rank : testing::SummingRank {
   // Checks the sums of several steps.
   void check_steps() {
     const bool keeps = config_.comm.compression.error;
-    ParameterExchange exchange = make_exchange();
+    ParameterExchange first = make_exchange(), second = make_exchange(true);
     for (int step = 0; step < num_steps; ++step) {
+      ParameterExchange& exchange = step % 2 == 0 ? first : second;
       state_.skip = step == skipped_step ? 1 : 0;
       const std::vector<float> before = residuals_;
       for (int64_t unit = 0; unit < store_->num_parameter_units(); ++unit) sum(exchange, unit, step);
@@ -132,6 +133,57 @@ class Rank : testing::SummingRank {
     }
   }
 
+  // Checks alternating sums of the first block's matrices against the same steps in f64: with X the ranks' gradients
+  // and errors, and S the other factor, orthonormalised, X S S^T or S S^T X.
+  void check_alternating() {
+    constexpr int64_t unit = 1;
+    const int64_t r = config_.comm.compression.rank;
+    const std::vector<LowRankMatrix>& matrices = messages_.units[unit].as<UnitFactors>().matrices;
+    expect(!matrices.empty(), "no matrix is coded");
+    std::vector<std::vector<double>> right, left, errors;
+    for (const LowRankMatrix& m : matrices) {
+      errors.emplace_back(static_cast<size_t>(m.rows * m.cols));  // errors of all ranks together
+      std::vector<double>& start = right.emplace_back(static_cast<size_t>(r * m.cols));
+      left.emplace_back(static_cast<size_t>(r * m.rows));
+      for (int64_t k = 0; k < r; ++k)
+        for (int64_t j = 0; j < m.cols; ++j) {
+          const auto value = static_cast<float>(hashed(j, m.tensor, k, 5));
+          start[static_cast<size_t>(k * m.cols + j)] = static_cast<double>(value);
+          residuals_[static_cast<size_t>(m.factor + k * (m.cols + m.rows) + j)] = value;
+        }
+    }
+    ParameterExchange exchanges[] = {make_exchange(), make_exchange(true)};
+    std::vector<std::byte> buffer(static_cast<size_t>(messages_.units[unit].buffer_bytes()));
+    const ParameterExchange::Gradients of{store_->whole(unit).gradients, buffer.data()};
+    auto* const gradients = reinterpret_cast<float*>(of.whole);
+    for (int64_t step = 0; step < 5; ++step) {
+      const auto value = [&](const LowRankMatrix& m, int64_t i, int64_t rank) {
+        return reference_gradient(m.tensor, i, m.cols, rank, step);
+      };
+      for (const LowRankMatrix& m : matrices)
+        for (int64_t i = 0; i < m.rows * m.cols; ++i) gradients[m.first + i] = value(m, i, rank_);
+      ParameterExchange& exchange = exchanges[step % 2];
+      exchange.begin_sum(unit, of);
+      exchange.await_sum(unit, of, 0);
+      exchange.end_step(unit);
+      for (size_t number = 0; number < matrices.size(); ++number) {
+        const LowRankMatrix& m = matrices[number];
+        std::vector<double>& x = errors[number];
+        for (int64_t i = 0; i < m.rows * m.cols; ++i)
+          for (int64_t rank = 0; rank < num_ranks; ++rank)
+            x[static_cast<size_t>(i)] += static_cast<double>(value(m, i, rank));
+        const std::vector<double> sum = project(x, m.rows, m.cols, step % 2 == 0, right[number], left[number]);
+        double off = 0, size = 0;
+        for (size_t i = 0; i < x.size(); ++i) {
+          off += std::pow(static_cast<double>(gradients[static_cast<size_t>(m.first) + i]) - sum[i], 2);
+          size += sum[i] * sum[i];
+          x[i] -= sum[i];
+        }
+        expect(size > 0 && std::sqrt(off / size) < 1e-5, "the sum is off by " + std::to_string(std::sqrt(off / size)));
+      }
+    }
+  }
+
   // Checks sums of sketches of gradients of which one element in 200 is not 0.
   void check_few() {
     constexpr int64_t unit = 1;
@@ -158,11 +210,55 @@ class Rank : testing::SummingRank {
   }
 
  private:
-  ParameterExchange make_exchange() {
-    compression_ = std::make_unique<GradientCompression>(compression());
-    return {*store_, groups_, *backend_, nullptr, [this](const ReductionContext& context, ReplicaGroup) {
-              return gradient_sum(messages_.kind).make_reducer(context, *compression_);
+  // `right`: sums right factors if factors alternate.
+  ParameterExchange make_exchange(bool right = false) {
+    compressions_.push_back(std::make_unique<GradientCompression>(compression()));
+    GradientCompression& of = *compressions_.back();
+    if (right && of.factors == FactorSums::left) of.factors = FactorSums::right;
+    return {*store_, groups_, *backend_, nullptr, [this, &of](const ReductionContext& context, ReplicaGroup) {
+              return gradient_sum(messages_.kind).make_reducer(context, of);
             }};
+  }
+
+  // Returns the projection of x onto the rows of `right`, or the columns of `left`, made orthonormal, and replaces the
+  // other one by its factor.
+  static std::vector<double> project(const std::vector<double>& x, int64_t rows, int64_t cols, bool on_right,
+                                     std::vector<double>& right, std::vector<double>& left) {
+    std::vector<double>& fixed = on_right ? right : left;
+    std::vector<double>& found = on_right ? left : right;
+    const int64_t length = on_right ? cols : rows, others = on_right ? rows : cols;
+    const auto r = std::ssize(fixed) / length;
+    const auto product = [&](int64_t a, int64_t b) {
+      double sum = 0;
+      for (int64_t i = 0; i < length; ++i)
+        sum += fixed[static_cast<size_t>(a * length + i)] * fixed[static_cast<size_t>(b * length + i)];
+      return sum;
+    };
+    for (int64_t k = 0; k < r; ++k) {
+      for (int64_t before = 0; before < k; ++before) {
+        const double part = product(k, before);
+        for (int64_t i = 0; i < length; ++i)
+          fixed[static_cast<size_t>(k * length + i)] -= part * fixed[static_cast<size_t>(before * length + i)];
+      }
+      const double norm = std::sqrt(product(k, k));
+      for (int64_t i = 0; i < length; ++i) fixed[static_cast<size_t>(k * length + i)] /= norm;
+    }
+    std::fill(found.begin(), found.end(), 0.0);
+    std::vector<double> sum(x.size());
+    for (const bool is_second : {false, true})
+      for (int64_t k = 0; k < r; ++k)
+        for (int64_t i = 0; i < rows; ++i)
+          for (int64_t j = 0; j < cols; ++j) {
+            const auto at = static_cast<size_t>(i * cols + j);
+            const double factor = fixed[static_cast<size_t>(k * length + (on_right ? j : i))];
+            double& other = found[static_cast<size_t>(k * others + (on_right ? i : j))];
+            if (is_second) {
+              sum[at] += factor * other;
+            } else {
+              other += factor * x[at];
+            }
+          }
+    return sum;
   }
 
   // Checks a sum within 1e-5 of its norm.
@@ -250,7 +346,7 @@ class Rank : testing::SummingRank {
     expect(mean == all.applied, "ranks have other sums");
   }
 
-  std::unique_ptr<GradientCompression> compression_;
+  std::vector<std::unique_ptr<GradientCompression>> compressions_;
   std::map<int64_t, SumOfUnit> sums_;
 };
 
@@ -276,7 +372,7 @@ TEST_CASE("compressed sums and the errors that ranks keep are together the sums 
 
 TEST_CASE("sums of a low rank and the errors that ranks keep are together the sums of all gradients") {
   for (const std::string zero : {"0", "1"}) {
-    for (const std::string rank : {"1", "3"}) {
+    for (const std::string rank : {"1", "3", R"(2, "alternate": true)"}) {
       INFO("ZeRO " << zero << ", rank " << rank);
       const RunConfig config =
           small_config(Family::gpt2,
@@ -328,6 +424,15 @@ TEST_CASE("sums of no higher rank than the factors are exact") {
                                          R"(comm.compression={"kind": "powersgd", "min_elements": 500, "rank": 3})"},
                                         num_ranks);
   CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_exact(); }));
+}
+
+TEST_CASE("alternating factors give the projections that float64 gives") {
+  const RunConfig config =
+      small_config(Family::gpt2,
+                   {"batch.global=6", "batch.micro=1", "parallel.zero=0",
+                    R"(comm.compression={"kind": "powersgd", "min_elements": 500, "rank": 2, "alternate": true})"},
+                   num_ranks);
+  CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_alternating(); }));
 }
 
 TEST_CASE("messages have each element of a piece once, coded or in f32") {

@@ -11,6 +11,7 @@
 #include "catch.h"
 #include "config/load.h"
 #include "planner/layouts.h"
+#include "planner/link_methods.h"
 #include "planner/published_steps.h"
 #include "planner/search.h"
 #include "planner/studies.h"
@@ -107,6 +108,37 @@ TEST_CASE("more and faster NICs make no step longer, and one of the points is th
     CHECK(study.points[i + 1].result->step_seconds < study.points[i].result->step_seconds);
   const LayoutResult expected = predict_layout(config, machine, layout_of(config, 64), 0);
   CHECK(study.points[3].result->step_seconds == expected.step_seconds);
+}
+
+TEST_CASE("methods that send less pay on slow networks, and the note names the fastest on each") {
+  const std::vector<std::string> overrides{"batch.global=64", "batch.micro=4", "run.steps=1000"};
+  const Machine machine = a100();
+  const Study study = compare_link_methods(configs / "gpt2-124m.json", overrides, machine, 16, {1, 8});
+  REQUIRE(study.points.size() == 9 * 4);
+  const auto point = [&](std::string_view method, size_t network) -> const StudyPoint& {
+    for (size_t i = 0; i < study.points.size(); i += 4)
+      if (study.points[i].values.front() == method) return study.points[i + network];
+    FAIL("no method " << method);
+    return study.points.front();
+  };
+  const auto seconds = [&](std::string_view method, size_t network) {
+    const StudyPoint& of = point(method, network);
+    INFO(method << ": " << of.refused);
+    REQUIRE(of.result);
+    return of.result->step_seconds;
+  };
+  const RunConfig config = load_config(configs / "gpt2-124m.json", overrides, 16);
+  CHECK(seconds("as given", 1) == predict_layout(config, machine, layout_of(config, 16), 0).step_seconds);
+  for (const std::string_view method : {"as given", "rank 2", "rank 2, alternating", "DiLoCo, 30 steps"}) {
+    CHECK(seconds(method, 0) >= seconds(method, 1));
+    CHECK(seconds(method, 3) > seconds(method, 2));
+  }
+  CHECK(seconds("rank 2", 3) < 0.05 * seconds("as given", 3));
+  CHECK(seconds("DiLoCo, 30 steps", 3) < 0.5 * seconds("as given", 3));
+  CHECK(seconds("rank 2, alternating", 3) < seconds("rank 2", 3));
+  CHECK(point("int8 weights", 0).refused.find("needs parallel.zero = 3") != std::string::npos);
+  CHECK(study.note.find("1 x 1 Gbit/s: ") != std::string::npos);
+  CHECK(study.note.find(" times as fast as given") != std::string::npos);
 }
 
 TEST_CASE("the largest models that fit fill the device, and less precision or more recomputation makes none smaller") {
