@@ -152,7 +152,7 @@ struct BlockKernel {
 template <typename MakeProduct>
 void run_blocks(GroupedWork& work, std::byte* buffers, int num_threads, const BlockKernel& kernel,
                 const MakeProduct& make_product) {
-  constexpr int64_t blocks_per_thread = 8;
+  constexpr int64_t blocks_per_thread = 4;
   const int64_t all_rows = std::max<int64_t>(work.starts[work.num_experts] - work.starts[0], 1);
   const auto blocks_of = [&](int64_t expert) {
     const int64_t share = blocks_per_thread * num_threads * work.num_rows(expert);
