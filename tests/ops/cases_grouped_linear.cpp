@@ -16,7 +16,8 @@ struct Shape {
 };
 
 // Experts without rows at both ends and between, one row, more rows than a tile, no rows at all, a bound that is met;
-// rows of whole cache lines, which are written past the caches; sums in several chunks, for few rows and for more.
+// rows of whole cache lines, which are written past the caches; sums in several chunks, for few rows and for more; more
+// rows than a block of floats.
 const Shape shapes[] = {{{{0, 3, 0, 1, 70, 0}, 81}, 13, 5},
                         {{{7}, 7}, 64, 64},
                         {{{0, 0}, 4}, 9, 3},
@@ -25,7 +26,8 @@ const Shape shapes[] = {{{{0, 3, 0, 1, 70, 0}, 81}, 13, 5},
                         {{{1, 1, 1, 1}, 4}, 1, 1},
                         {{{3, 70}, 73}, 80, 96},
                         {{{9, 0, 40}, 49}, 96, 300},
-                        {{{150}, 150}, 1056, 24}};
+                        {{{150}, 150}, 1056, 24},
+                        {{{530, 0, 70}, 600}, 150, 75}};
 
 std::string name_of(const Shape& shape, DType dtype) {
   return fmt::format("E={} R={} of {} in={} out={} {}", shape.rows.experts(), shape.rows.used(), shape.rows.bound,

@@ -1,7 +1,7 @@
 // The linears of all experts of a mixture in one pass: tiles or blocks of the experts' results, shared out over the
 // threads. Their number follows an expert's rows, so that no thread waits for the largest expert. Few rows of an expert
 // multiply its weights faster than memory delivers these: blocks fetch them ahead and read them from end to end, once
-// for 64 rows (floats) or 512 (AMX tiles).
+// for 128 rows (floats), 512 (floats, weights that are transposed; AMX tiles).
 #include <algorithm>
 #include <atomic>
 #include <omp.h>
@@ -47,8 +47,16 @@ class ExpertBlocks {
     constexpr int64_t least = 128;
     const bool floats = op.operand_dtype == DType::f32;
     const bool few_rows = floats || (fetches_ && !op.c_by_columns && op.rows <= linear_few_rows);
-    const int64_t most_cols = few_rows ? linear_few_rows_cols : linear_block_cols;
-    const int64_t most_rows = floats ? tile_size : op.depth > linear_block_depth ? linear_block_rows : op.rows;
+    int64_t most_cols = few_rows ? linear_few_rows_cols : linear_block_cols;
+    int64_t most_rows = op.depth > linear_block_depth ? linear_block_rows : op.rows;
+    if (floats && op.b_col_stride != 1) {
+      // Weights are transposed once for all rows.
+      most_rows = linear_block_rows;
+      most_cols = tile_size;
+    } else if (floats && op.rows > tile_size) {
+      most_rows = 2 * tile_size;
+      most_cols = linear_block_cols;
+    }
     int64_t down = divide(op.rows, most_rows), across = divide(op.cols, most_cols);
     if (fetches_ && !op.c_by_columns) {
       across = std::max(across, std::min(parts, op.cols / least));
@@ -144,7 +152,7 @@ struct BlockKernel {
 template <typename MakeProduct>
 void run_blocks(GroupedWork& work, std::byte* buffers, int num_threads, const BlockKernel& kernel,
                 const MakeProduct& make_product) {
-  constexpr int64_t blocks_per_thread = 8;
+  constexpr int64_t blocks_per_thread = 4;
   const int64_t all_rows = std::max<int64_t>(work.starts[work.num_experts] - work.starts[0], 1);
   const auto blocks_of = [&](int64_t expert) {
     const int64_t share = blocks_per_thread * num_threads * work.num_rows(expert);
@@ -182,7 +190,8 @@ void run_grouped(const Matrix& offsets, const CpuContext& context, bool reads_we
   };
   const MatrixKernels& kernels = select_matrix_kernels();
   const TiledLinear any = product_of(0);
-  if (any.operand_dtype == DType::f32 && reads_weights && any.b_col_stride == 1)
+  const bool many_rows = work.starts[work.num_experts] - work.starts[0] > tile_size * work.num_experts;
+  if (any.operand_dtype == DType::f32 && reads_weights && (any.b_col_stride == 1 || many_rows))
     return run_blocks(work, buffers, context.num_threads, {kernels.float_rows, true}, product_of);
   if (any.operand_dtype == DType::f32 || kernels.linear_block == nullptr)
     return run_tiles(work, buffers, context.num_threads, product_of);

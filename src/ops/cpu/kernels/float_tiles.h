@@ -16,6 +16,9 @@ struct CTile {
 };
 
 constexpr int64_t terms_per_fetch = 8;
+// Terms of sums that blocks add at a time: of more, packed weights leave the first-level cache, of fewer, sums are read
+// and written more often.
+constexpr int64_t float_terms = 128;
 
 enum class StoreKind { cached, past_caches };
 
@@ -78,11 +81,13 @@ void float_product(ProductRows to, const float* from, LeftOperand a, UnitRows b,
   while (col < sizes.cols) strip(std::integral_constant<int, 1>());
 }
 
-// Copies rows of `cols` floats to rows of tile_size, with zeros up to a multiple of `multiple` columns.
+// Copies rows of `cols` floats to rows of tile_size or, for more columns, a multiple, with zeros up to a multiple of
+// `multiple` columns.
 inline void copy_float_rows(Unit* out, const float* from, int64_t stride, int64_t rows, int64_t cols,
                             int64_t multiple) {
+  const int64_t width = round_up(cols, tile_size);
   for (int64_t row = 0; row < rows; ++row)
-    pack_row<false>(out + row * tile_size, round_up(cols, multiple), from + row * stride, cols);
+    pack_row<false>(out + row * width, round_up(cols, multiple), from + row * stride, cols);
 }
 
 // The operands of a tile for so many terms of the depth.
@@ -100,9 +105,9 @@ struct FloatOperands {
     }
     if (at.rows % product_rows == 0) return {reinterpret_cast<const Unit*>(from), op.a_row_stride, 1};
     copy_float_rows(buffers.a, from, op.a_row_stride, at.rows, depth, 1);
-    const int64_t unfilled = round_up(at.rows, product_rows) - at.rows;
-    std::memset(buffers.a + at.rows * tile_size, 0, unfilled * tile_size * 4);
-    return {buffers.a, tile_size, 1};
+    const int64_t width = round_up(depth, tile_size), unfilled = round_up(at.rows, product_rows) - at.rows;
+    std::memset(buffers.a + at.rows * width, 0, unfilled * width * 4);
+    return {buffers.a, width, 1};
   }
   const float* b_from(int64_t first, int64_t col) const {
     return static_cast<const float*>(op.b) + first * op.b_row_stride + col * op.b_col_stride;
@@ -120,9 +125,10 @@ struct FloatOperands {
     const Unit* rows = reinterpret_cast<const Unit*>(from);
     int64_t stride = op.b_col_stride;
     if (at.cols % 16 != 0 || depth % 16 != 0) {
-      pack_rows<false>(buffers.staging, tile_size, from, stride, at.cols, depth);
+      const int64_t width = round_up(depth, tile_size);
+      pack_rows<false>(buffers.staging, width, from, stride, at.cols, depth);
       rows = buffers.staging;
-      stride = tile_size;
+      stride = width;
     }
     for (int64_t row = 0; row < round_up(at.cols, 16); row += lanes) {
       for (int64_t col = 0; col < depth; col += lanes) {
@@ -179,14 +185,14 @@ struct Terms {
   int64_t first, count;
 };
 
-// Adds at most tile_size terms to a tile.
-inline void float_products(const FloatOperands& operands, const FloatTarget& target, const Terms& terms,
+// Adds at most tile_size terms to a tile, or float_terms with buffers of so many. `right`: operands.right of these
+// terms.
+inline void float_products(const FloatOperands& operands, const FloatTarget& target, const Terms& terms, UnitRows right,
                            RowFetcher& fetcher) {
   const TiledLinear& op = operands.op;
   const CTile& at = operands.at;
   const ProductSizes sizes{round_up(at.rows, product_rows), round_up(at.cols, 16), terms.count};
   const LeftOperand left = operands.left(terms.first, terms.count);
-  const UnitRows right = operands.right(terms.first, terms.count, fetcher);
   const float* const before = terms.first > 0 ? target.sums : nullptr;
   const ProductRows c{FloatTarget::place(op, at), op.c_stride};
   if (!target.direct || terms.first + terms.count < op.depth) {
@@ -204,7 +210,8 @@ inline bool float_tile(const TiledLinear& op, const CTile& at, const TiledLinear
   for (int64_t first = 0; first < op.depth; first += tile_size) {
     const Terms terms{first, smaller(tile_size, op.depth - first)};
     RowFetcher fetcher = fetch_behind(op, at, first, steps_of_products(op, at, terms.count));
-    float_products({op, at, buffers}, target, terms, fetcher);
+    const FloatOperands operands{op, at, buffers};
+    float_products(operands, target, terms, operands.right(first, terms.count, fetcher), fetcher);
   }
 #ifdef __AVX512F__
   if (target.past_caches) _mm_sfence();
@@ -212,33 +219,45 @@ inline bool float_tile(const TiledLinear& op, const CTile& at, const TiledLinear
   return target.direct;
 }
 
-// Computes a block of at most tile_size rows whose columns of b are contiguous, some terms of the depth of all columns
-// before the next, so that b is read from end to end. Calls store(tile, sums) for tiles that are not stored. REQUIRES:
-// a depth above 0; buffers.c has a tile for each tile of the block.
+// RETURNS a fetcher, for so many steps, of the terms of b behind a chunk: deeper or, behind the last, those that the
+// next block begins with.
+inline RowFetcher fetch_terms(const TiledLinear& op, const LinearBlock& block, int64_t next, int64_t most,
+                              int64_t steps) {
+  const auto* const b = static_cast<const float*>(op.b) + block.col * op.b_col_stride;
+  const float* const from = next < op.depth ? b + next * op.b_row_stride : static_cast<const float*>(block.next);
+  if (from == nullptr) return {};
+  const int64_t terms = smaller(most, next < op.depth ? op.depth - next : op.depth);
+  if (op.b_col_stride == 1) return fetch_rows_of(from, op.b_row_stride, terms, block.cols, steps);
+  return fetch_rows_of(from, op.b_col_stride, block.cols, terms, steps);
+}
+
+// Computes a block, some terms of the depth of all columns before the next, so that contiguous columns of b are read
+// from end to end. Tiles of b are packed once for all rows. Calls store(tile, sums) for tiles that are not stored.
+// REQUIRES: a depth above 0; buffers.c has a tile for each tile of the block.
 template <typename F>
 void float_block(const TiledLinear& op, const LinearBlock& block, const TiledLinearBuffers& buffers, const F& store) {
   // Few terms where their products take less time than reading them: rows of few pages are then read by turns.
   constexpr int64_t few_rows = 16, few_terms = 16;
-  const int64_t chunk = block.rows <= few_rows ? few_terms : tile_size;
-  const auto* const b = static_cast<const float*>(op.b) + block.col;
+  const int64_t chunk = block.rows <= few_rows && op.b_col_stride == 1 ? few_terms : float_terms;
   const int64_t tiles = (block.cols + tile_size - 1) / tile_size;
   for (int64_t first = 0; first < op.depth; first += chunk) {
     const Terms terms{first, smaller(chunk, op.depth - first)};
-    const auto tile_at = [&](int64_t col) {
+    const auto columns_at = [&](int64_t col) {
       return CTile{block.row, block.col + col, block.rows, smaller(tile_size, block.cols - col)};
     };
-    const int64_t next = first + chunk < op.depth ? first + chunk : 0;
-    const float* const from = next > 0 ? b + next * op.b_row_stride : static_cast<const float*>(block.next);
-    RowFetcher fetcher;
-    if (from != nullptr) {
-      const int64_t steps = tiles * steps_of_products(op, tile_at(0), terms.count);
-      fetcher = fetch_rows_of(from, op.b_row_stride, smaller(chunk, op.depth - next), block.cols, steps);
-    }
+    const int64_t steps = tiles * steps_of_products(op, columns_at(0), terms.count);
+    RowFetcher fetcher = fetch_terms(op, block, first + chunk, chunk, steps);
+    float* sums = buffers.c;
     for (int64_t tile = 0; tile < tiles; ++tile) {
-      const CTile at = tile_at(tile * tile_size);
-      const FloatTarget target(op, at, buffers.c + tile * tile_size * tile_size);
-      float_products({op, at, buffers}, target, terms, fetcher);
-      if (next == 0 && !target.direct) store(at, target.sums);
+      CTile at = columns_at(tile * tile_size);
+      const UnitRows right = FloatOperands{op, at, buffers}.right(first, terms.count, fetcher);
+      for (int64_t row = 0; row < block.rows; row += tile_size, sums += tile_size * tile_size) {
+        at.row = block.row + row;
+        at.rows = smaller(tile_size, block.rows - row);
+        const FloatTarget target(op, at, sums);
+        float_products({op, at, buffers}, target, terms, right, fetcher);
+        if (first + chunk >= op.depth && !target.direct) store(at, target.sums);
+      }
     }
   }
 }

@@ -8,136 +8,17 @@
 // the number of threads.
 #pragma once
 
-#include "ops/cpu/kernels/attention_packing.h"
-#include "ops/cpu/kernels/tile.h"
+#include "ops/cpu/kernels/linear_packing.h"
 
 namespace gptrain::inline ops {
 namespace {
-
-constexpr int64_t tile_depth = 2 * amx_units;  // elements of the depth in a tile
-constexpr int64_t units_of_tile = amx_rows * amx_units;
-constexpr int64_t strip = linear_block_strip;
-static_assert(strip == 2 * amx_rows);
-
-// Lines of an operand: rows of a or columns of b. Element k of line i lies at from[i * line_stride + k * depth_stride],
-// one of which strides is 1.
-struct Lines {
-  const bf16* from;
-  int64_t line_stride, depth_stride;
-
-  Lines at(int64_t line, int64_t depth) const {
-    return {from + line * line_stride + depth * depth_stride, line_stride, depth_stride};
-  }
-};
-
-#ifdef __AVX512F__
-
-// Sixteen elements of bfloat16, each in the lower half of a unit.
-inline BitsVec load_halves(const bf16* from) {
-  using Halves [[gnu::vector_size(lanes * 2), gnu::aligned(2), gnu::may_alias]] = uint16_t;
-  return __builtin_convertvector(*reinterpret_cast<const Halves*>(from), BitsVec);
-}
-
-// Packs a whole tile, and fetches a part of the lines that a later call reads.
-template <bool by_unit>
-void pack_tile(Unit* out, const Lines& lines) {
-  Vec units[lanes];
-  if (lines.depth_stride == 1) {
-    for (int i = 0; i < lanes; ++i) {
-      const bf16* const line = lines.from + i * lines.line_stride;
-      units[i] = load(line);
-      __builtin_prefetch(line + 2 * tile_depth);
-    }
-    if constexpr (by_unit) transpose_in_registers(units);
-  } else {
-    for (int i = 0; i < lanes; ++i) {
-      const bf16* const even = lines.from + 2 * i * lines.depth_stride;
-      const bf16* const odd = even + lines.depth_stride;
-      units[i] = reinterpret_cast<Vec>(load_halves(even) | load_halves(odd) << 16);
-      __builtin_prefetch(even + tile_depth * lines.depth_stride);
-      __builtin_prefetch(odd + tile_depth * lines.depth_stride);
-    }
-    if constexpr (!by_unit) transpose_in_registers(units);
-  }
-  for (int i = 0; i < lanes; ++i) store(out + i * amx_units, units[i]);
-}
-
-// Packs a tile of `count` <= 16 lines and `depth` <= 32 elements, with zeros for the rest.
-template <bool by_unit>
-void pack_part_by_vectors(Unit* out, const Lines& lines, int64_t count, int64_t depth) {
-  const auto first = [](int64_t number) { return static_cast<__mmask32>((uint64_t{1} << number) - 1); };
-  Vec units[lanes];
-  if (lines.depth_stride == 1) {
-    for (int i = 0; i < lanes; ++i) {
-      const bf16* const line = lines.from + i * lines.line_stride;
-      units[i] = i < count ? reinterpret_cast<Vec>(_mm512_maskz_loadu_epi16(first(depth), line)) : Vec{};
-    }
-    if constexpr (by_unit) transpose_in_registers(units);
-  } else {
-    const auto halves = [&](int64_t k) {
-      if (k >= depth) return BitsVec{};
-      const auto mask = static_cast<__mmask16>(first(count));
-      using Halves [[gnu::vector_size(lanes * 2)]] = uint16_t;
-      const auto values = _mm256_maskz_loadu_epi16(mask, lines.from + k * lines.depth_stride);
-      return __builtin_convertvector(reinterpret_cast<Halves>(values), BitsVec);
-    };
-    for (int i = 0; i < lanes; ++i) units[i] = reinterpret_cast<Vec>(halves(2 * i) | halves(2 * i + 1) << 16);
-    if constexpr (!by_unit) transpose_in_registers(units);
-  }
-  for (int i = 0; i < lanes; ++i) store(out + i * amx_units, units[i]);
-}
-
-#else
-
-// Packs a tile of `count` <= 16 lines and `depth` <= 32 elements, with zeros for the rest. A line becomes a row of the
-// tile or, with `by_unit`, a column, as tile products require of a and of b.
-template <bool by_unit>
-void pack_part_of_tile(Unit* out, const Lines& lines, int64_t count, int64_t depth) {
-  for (int64_t i = 0; i < amx_rows; ++i) {
-    for (int64_t unit = 0; unit < amx_units; ++unit) {
-      const auto bits = [&](int64_t k) -> uint32_t {
-        return i < count && k < depth ? lines.from[i * lines.line_stride + k * lines.depth_stride].bits : 0;
-      };
-      out[by_unit ? unit * amx_units + i : i * amx_units + unit] = bits(2 * unit) | (bits(2 * unit + 1) << 16);
-    }
-  }
-}
-
-#endif
-
-template <bool by_unit>
-void pack_any_tile(Unit* out, const Lines& lines, int64_t count, int64_t depth) {
-#ifdef __AVX512F__
-  if (count == amx_rows && depth == tile_depth) return pack_tile<by_unit>(out, lines);
-  pack_part_by_vectors<by_unit>(out, lines, count, depth);
-#else
-  pack_part_of_tile<by_unit>(out, lines, count, depth);
-#endif
-}
-
-// Packs a strip of up to 32 lines tile by tile: the two tiles of a step along the depth, then those of the next step.
-template <bool by_unit>
-struct StripPacker {
-  Unit* out;
-  Lines lines;
-  int64_t count, depth;
-  int64_t tile = 0;  // the next one
-
-  void pack_next() {
-    const int64_t line = tile % 2 * amx_rows, k = tile / 2 * tile_depth;
-    if (line < count) {
-      pack_any_tile<by_unit>(out + tile * units_of_tile, lines.at(line, k), smaller(count - line, amx_rows),
-                             smaller(tile_depth, depth - k));
-    }
-    ++tile;
-  }
-};
 
 // A sum [32][32] that is stored row of c by row of c, with the op's bias and, if the op accumulates, added to c. With
 // c_by_columns a row of c is a column of the sum.
 struct StoredSum {
   float* sum = nullptr;
   int64_t row = 0, col = 0, rows = 0, cols = 0;  // its place in c
+  bool interleaved = false;                      // as interleave_pairs leaves columns
   int64_t next = 0;                              // row of c
 
   bool has_rows() const { return next < rows; }
@@ -148,11 +29,15 @@ struct StoredSum {
     const bf16* const bias = op.bias == nullptr ? nullptr : static_cast<const bf16*>(op.bias) + col;
 #ifdef __AVX512BF16__
     if (cols == strip) {
-      if (!op.c_by_columns) return store_whole_row(op, sum + from * strip, sum + from * strip + lanes, at, bias);
+      if (!op.c_by_columns) {
+        Vec left = load(sum + from * strip), right = load(sum + from * strip + lanes);
+        if (interleaved) restore_order(left, right);
+        return store_whole_row(op, left, right, at, bias);
+      }
       const int64_t first = from / lanes * lanes;
       if (from == first) transpose_columns(first);
       const float* const left = sum + (from - first) * strip + first;
-      return store_whole_row(op, left, left + lanes * strip, at, bias);
+      return store_whole_row(op, load(left), load(left + lanes * strip), at, bias);
     }
 #endif
     const int64_t step = op.c_by_columns ? strip : 1;
@@ -174,9 +59,7 @@ struct StoredSum {
     transpose_block(block, strip, block, strip);
     transpose_block(block + lanes * strip, strip, block + lanes * strip, strip);
   }
-  static void store_whole_row(const TiledLinear& op, const float* first_half, const float* second_half, int64_t at,
-                              const bf16* bias) {
-    Vec left = load(first_half), right = load(second_half);
+  static void store_whole_row(const TiledLinear& op, Vec left, Vec right, int64_t at, const bf16* bias) {
     if (bias != nullptr) {
       left += reinterpret_cast<Vec>(load_halves(bias) << 16);
       right += reinterpret_cast<Vec>(load_halves(bias + lanes) << 16);
@@ -206,12 +89,15 @@ struct SideWork {
   Packer packer;
   StoredSum stored;
   RowFetcher fetcher = {};
-  int64_t tiles = 0, steps = 1;  // so many calls of the packer in so many steps
+  int64_t parts_per_step = 0;    // parts that the packer packs in every step,
+  int64_t tiles = 0, steps = 1;  // and one part more in `tiles` of so many steps
   int64_t credit = 0;
   int64_t rows_per_step = 2;  // rows of a sum that a step stores
 
   void step() {
-    for (credit += tiles; credit >= steps; credit -= steps) packer.pack_next();
+    int64_t parts = parts_per_step;
+    for (credit += tiles; credit >= steps; credit -= steps) ++parts;
+    packer.pack_next(parts);
     for (int64_t row = 0; row < rows_per_step && stored.has_rows(); ++row) stored.store_row(op);
     fetcher.step();
   }
@@ -275,69 +161,6 @@ void strip_product_of(float* c, const LeftStrip& a, const Unit* b, const Product
   strip_product<1, 1>(c, a, b, steps, accumulate, side);
 }
 
-#ifdef __AVX512F__
-// Packs two whole tiles of b, which lie side by side and whose rows are contiguous. `fetches`: and fetches the two of
-// the next step.
-template <bool fetches>
-void pack_two_tiles(Unit* out, const Lines& columns) {
-  using Halves [[gnu::vector_size(64)]] = uint16_t;
-  Halves low, high;
-  for (int i = 0; i < 32; ++i) {
-    low[i] = static_cast<uint16_t>(i / 2 + i % 2 * 32);
-    high[i] = static_cast<uint16_t>(low[i] + 16);
-  }
-  for (int64_t unit = 0; unit < amx_units; ++unit) {
-    const bf16* const even = columns.from + 2 * unit * columns.depth_stride;
-    const auto first = reinterpret_cast<Halves>(load(even));
-    const auto second = reinterpret_cast<Halves>(load(even + columns.depth_stride));
-    if constexpr (fetches) {
-      __builtin_prefetch(even + tile_depth * columns.depth_stride);
-      __builtin_prefetch(even + (tile_depth + 1) * columns.depth_stride);
-    }
-    store(out + unit * amx_units, reinterpret_cast<Vec>(__builtin_shuffle(first, second, low)));
-    store(out + units_of_tile + unit * amx_units, reinterpret_cast<Vec>(__builtin_shuffle(first, second, high)));
-  }
-}
-#endif
-
-// Packs two neighbouring tiles of b, of which `count` columns and `depth` terms exist.
-template <bool fetches>
-void pack_columns_of_step(Unit* out, const Lines& columns, int64_t count, int64_t depth) {
-#ifdef __AVX512F__
-  if (columns.depth_stride != 1 && count == strip && depth == tile_depth) return pack_two_tiles<fetches>(out, columns);
-#endif
-  pack_any_tile<true>(out, columns, smaller(count, amx_rows), depth);
-  if (count > amx_rows) pack_any_tile<true>(out + units_of_tile, columns.at(amx_rows, 0), count - amx_rows, depth);
-}
-
-// Packs a strip of up to 32 columns, a step along the depth at a time.
-template <bool fetches>
-struct ColumnPacker {
-  Unit* out = nullptr;
-  Lines columns = {};
-  int64_t count = 0, depth = 0;
-  int64_t step = 0;  // the next one
-
-  void pack_next() {
-    const int64_t k = step * tile_depth;
-    pack_columns_of_step<fetches>(out + step * 2 * units_of_tile, columns.at(0, k), count,
-                                  smaller(tile_depth, depth - k));
-    ++step;
-  }
-};
-
-// Packs all columns of a block, in the order of memory if rows of b are contiguous.
-inline void pack_columns(Unit* out, const Lines& columns, int64_t count, int64_t depth) {
-  const int64_t steps = (depth + tile_depth - 1) / tile_depth;
-  for (int64_t step = 0; step < steps; ++step) {
-    for (int64_t col = 0; col < count; col += strip) {
-      ColumnPacker<true>{out + col * steps * units_of_tile / amx_units, columns.at(col, 0), smaller(strip, count - col),
-                         depth, step}
-          .pack_next();
-    }
-  }
-}
-
 // Terms of sums that blocks with few rows read of all columns before the next.
 constexpr int64_t short_chunk = 128;
 
@@ -351,41 +174,66 @@ inline RowFetcher fetch_chunk(const TiledLinear& op, const LinearBlock& block, i
   return fetch_rows_of(from, op.b_row_stride, smaller(short_chunk, op.depth - next), block.cols, steps);
 }
 
+// Rows of a of a block, which are packed for one chunk of the depth while those of the chunk before are multiplied.
+struct ChunkRows {
+  Lines lines;
+  int64_t count, depth;
+  Unit* out;  // two chunks
+  static constexpr int64_t strip_units = short_chunk / tile_depth * 2 * units_of_tile;
+
+  int64_t strips() const { return (count + strip - 1) / strip; }
+  Unit* packed(int64_t chunk, int64_t row_strip) const {
+    return out + (chunk % 2 * strips() + row_strip) * strip_units;
+  }
+  // Packs tiles [first, end) of the tiles that a chunk has, if there is such a chunk.
+  void pack(int64_t chunk, int64_t first, int64_t end) const {
+    const int64_t k = chunk * short_chunk, terms = smaller(short_chunk, depth - k);
+    if (terms <= 0) return;
+    const int64_t tiles = (terms + tile_depth - 1) / tile_depth * 2;  // tiles of a strip
+    for (int64_t tile = first; tile < smaller(end, strips() * tiles); ++tile) {
+      const int64_t row_strip = tile / tiles, row = row_strip * strip;
+      StripPacker<false>{packed(chunk, row_strip), lines.at(row, k), smaller(strip, count - row), terms, tile % tiles}
+          .pack_next(1);
+    }
+  }
+};
+
 // Computes a block of few rows whose b is read once: while a strip of columns is multiplied, the next is packed.
 inline void few_rows_of(const TiledLinear& op, const LinearBlock& block, const LinearBlockBuffers& buffers) {
-  const Lines rows = Lines{static_cast<const bf16*>(op.a), op.a_row_stride, op.a_col_stride}.at(block.row, 0);
+  const Lines lines = Lines{static_cast<const bf16*>(op.a), op.a_row_stride, op.a_col_stride}.at(block.row, 0);
   const Lines columns = Lines{static_cast<const bf16*>(op.b), op.b_col_stride, op.b_row_stride}.at(block.col, 0);
-  const int64_t row_strips = (block.rows + strip - 1) / strip, col_strips = (block.cols + strip - 1) / strip;
+  const ChunkRows rows{lines, block.rows, op.depth, buffers.a};
+  const int64_t row_strips = rows.strips(), col_strips = (block.cols + strip - 1) / strip;
   const int64_t chunks = (op.depth + short_chunk - 1) / short_chunk;
-  const int64_t most_steps = short_chunk / tile_depth, strip_units = most_steps * 2 * units_of_tile;
   const auto packer = [&](int64_t index) {
     const int64_t k = index / col_strips * short_chunk, col = index % col_strips * strip;
-    return ColumnPacker<false>{buffers.b + index % 2 * strip_units, columns.at(col, k),
-                               smaller(strip, block.cols - col), smaller(short_chunk, op.depth - k)};
+    const int64_t cols = smaller(strip, block.cols - col);
+    return ColumnPacker{buffers.b + index % 2 * ChunkRows::strip_units, columns.at(col, k), cols,
+                        smaller(short_chunk, op.depth - k), interleaves(op, cols)};
   };
-  SideWork<ColumnPacker<false>> side{.op = op, .packer = packer(0), .stored = {}};
-  for (int64_t k = 0; k < op.depth; k += short_chunk) {
-    const int64_t depth = smaller(short_chunk, op.depth - k), steps = (depth + tile_depth - 1) / tile_depth;
-    for (int64_t r = 0; r < row_strips; ++r) {
-      StripPacker<false> left{buffers.a + r * strip_units, rows.at(r * strip, k),
-                              smaller(strip, block.rows - r * strip), depth};
-      while (left.tile < 2 * steps) left.pack_next();
-    }
-    side.steps = row_strips * steps;
-    side.fetcher = fetch_chunk(op, block, k, col_strips * side.steps);
+  const int64_t all_tiles = row_strips * (short_chunk / tile_depth) * 2;
+  const int64_t share = (all_tiles + col_strips - 1) / col_strips;  // tiles of rows that are packed beside a strip
+  SideWork<ColumnPacker> side{.op = op, .packer = packer(0), .stored = {}};
+  side.parts_per_step = (amx_units + row_strips - 1) / row_strips;
+  rows.pack(0, 0, all_tiles);
+  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+    const int64_t k = chunk * short_chunk, depth = smaller(short_chunk, op.depth - k);
+    const int64_t steps = (depth + tile_depth - 1) / tile_depth;
+    side.fetcher = fetch_chunk(op, block, k, col_strips * row_strips * steps);
     side.rows_per_step = (strip + steps - 1) / steps;
     for (int64_t c = 0; c < col_strips; ++c) {
-      const int64_t index = k / short_chunk * col_strips + c;
-      while (side.packer.step * tile_depth < side.packer.depth) side.packer.pack_next();
-      const ColumnPacker<false> packed = side.packer;
-      side.packer = index + 1 < chunks * col_strips ? packer(index + 1) : ColumnPacker<false>{};
-      side.tiles = (side.packer.depth + tile_depth - 1) / tile_depth;
-      for (int64_t r = 0; r < row_strips; ++r) {
+      const int64_t index = chunk * col_strips + c;
+      rows.pack(chunk + 1, c * share, (c + 1) * share);
+      side.packer.pack_rest();
+      const ColumnPacker packed = side.packer;
+      side.packer = index + 1 < chunks * col_strips ? packer(index + 1) : ColumnPacker{};
+      for (int64_t i = 0; i < row_strips; ++i) {
+        const int64_t r = c % 2 == 0 ? i : row_strips - 1 - i;  // begins with rows that the first-level cache has
         float* const sum = buffers.sums + (c * row_strips + r) * strip * strip;
         const ProductSizes sizes{smaller(strip, block.rows - r * strip), packed.count, depth};
-        strip_product_of(sum, {buffers.a + r * strip_units}, packed.out, sizes, k > 0, side);
-        if (k + short_chunk >= op.depth)
-          side.store({sum, block.row + r * strip, block.col + c * strip, sizes.rows, sizes.cols});
+        strip_product_of(sum, {rows.packed(chunk, r)}, packed.out, sizes, k > 0, side);
+        if (chunk + 1 == chunks)
+          side.store({sum, block.row + r * strip, block.col + c * strip, sizes.rows, sizes.cols, packed.interleaved});
       }
     }
   }
@@ -434,9 +282,9 @@ inline void linear_block_of(const TiledLinear& op, const LinearBlock& block, con
       return {reinterpret_cast<const Unit*>(rows.at(row_strip * strip, k).from), stride, amx_rows * stride, amx_units};
     };
     SideWork<StripPacker<false>> side{.op = op, .packer = packer(0), .stored = {}, .steps = col_strips * steps};
-    pack_columns(buffers.b, columns.at(0, k), block.cols, depth);
+    pack_columns(op, buffers.b, columns.at(0, k), block.cols, depth);
     if (steps > 0) side.rows_per_step = larger(2, (strip + steps - 1) / steps);
-    while (!in_place && side.packer.tile < 2 * steps) side.packer.pack_next();
+    if (!in_place) side.packer.pack_rest();
     for (int64_t r = 0; r < row_strips; ++r) {
       side.tiles = r + 1 < row_strips && !in_place ? 2 * steps : 0;
       if (side.tiles > 0) side.packer = packer(r + 1);
@@ -449,7 +297,7 @@ inline void linear_block_of(const TiledLinear& op, const LinearBlock& block, con
         if (k + linear_block_depth < op.depth) continue;
         const int64_t row = block.row + r * strip, col = block.col + c * strip;
         side.store(op.c_by_columns ? StoredSum{sum, col, row, sizes.cols, sizes.rows}
-                                   : StoredSum{sum, row, col, sizes.rows, sizes.cols});
+                                   : StoredSum{sum, row, col, sizes.rows, sizes.cols, interleaves(op, sizes.cols)});
       }
     }
     side.store({});

@@ -174,8 +174,8 @@ struct MatrixKernels {
   // Computes a block of c for operands of bf16; nullptr where the CPU has no tiles. Its bits depend on the product
   // alone.
   void (*linear_block)(const TiledLinear& op, const LinearBlock& block, const LinearBlockBuffers& buffers);
-  // Computes a block of c for float operands, and fetches the weights of `block.next`. REQUIRES: columns of b are
-  // contiguous; at most tile_size rows and linear_few_rows_cols columns; a depth above 0.
+  // Computes a block of c for float operands, and fetches the weights of `block.next`. REQUIRES: at most tile_size rows
+  // and linear_few_rows_cols columns, or linear_block_rows rows and linear_block_cols columns; a depth above 0.
   void (*float_rows)(const TiledLinear& op, const LinearBlock& block, const LinearBlockBuffers& buffers);
   // sums[c] (+)= sum over rows of values[row][c], for cols <= column_sum_width: in float over groups of a few rows, in
   // double over the groups.

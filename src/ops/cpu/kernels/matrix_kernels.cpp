@@ -207,8 +207,8 @@ void linear_block(const TiledLinear& op, const LinearBlock& block, const LinearB
 }
 
 void float_rows(const TiledLinear& op, const LinearBlock& block, const LinearBlockBuffers& buffers) {
-  constexpr int64_t square = tile_size * tile_size;
-  const TiledLinearBuffers tiles{buffers.a, buffers.b, buffers.b + square, buffers.sums};
+  constexpr int64_t packed = float_terms * tile_size;
+  const TiledLinearBuffers tiles{buffers.a, buffers.b, buffers.b + packed, buffers.sums};
   float_block(op, block, tiles, [&](const CTile& at, float* sums) { store_tile_of<float>(op, at, sums); });
 }
 
