@@ -3,12 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <string_view>
 #include <utility>
 
 #include "base/error.h"
 #include "base/units.h"
+#include "config/faults.h"
 #include "config/load.h"
 #include "config/parallelism.h"
 #include "fit/plan_world.h"
@@ -120,7 +120,7 @@ std::string fastest_text(const Study& study, size_t stride) {
     if (best != &given && given.result)
       text += fmt::format(", {:.3g} times as fast as given", given.result->step_seconds / best->result->step_seconds);
   }
-  return texts.empty() ? "no method fits" : fmt::format("fastest with {}", fmt::join(texts, "; "));
+  return texts.empty() ? "no method fits" : "fastest with " + join(texts, "; ");
 }
 
 }  // namespace
