@@ -142,6 +142,10 @@ class Disk(CheckpointCase):
             self.refuse(USAGE, [f"memory.offload_{key} = \"disk\": needs parallel.zero = ", "with 2 data ranks"],
                         "train", self.config, *self.on_disk(f"memory.offload_{key}=disk", "run.out=new"), "--ranks", 2,
                         "--dry-run")
+            # Ranks of context have the same weights, and each a part of their gradient.
+            self.refuse(USAGE, [f"memory.offload_{key} = \"disk\": needs parallel.zero = ", "with 2 data and context ranks"],
+                        "train", self.config, *self.on_disk(f"memory.offload_{key}=disk", "parallel.context=2", "run.out=new"),
+                        "--ranks", 2, "--dry-run")
         for place, state in (("disk", self.on_disk()),
                              ("host", ["--target", "h100", *overrides("memory.offload_optimizer=host")])):
             self.refuse(USAGE, [f"memory.offload_gradients = \"{place}\"", "zero-bubble-v",
