@@ -27,6 +27,7 @@ FlatTokens read_llmc(MappedFile file) {
   const bool narrow = file.load<int32_t>(0) == llmc::magic_u16;
   const auto version = file.load<int32_t>(4);
   const int32_t expected = narrow ? llmc::version_u16 : llmc::version_u32;
+  if (file.size_bytes() < llmc::header_bytes) damaged(file, file.size_bytes(), "the file ends within llm.c's header");
   if (version != expected) damaged(file, 4, "version {} of llm.c's format, but only {} is known", version, expected);
   const DType dtype = narrow ? DType::u16 : DType::i32;
   const int64_t tokens = file.load<int32_t>(8);
@@ -160,7 +161,7 @@ FlatTokens open_flat_tokens(const fs::path& path, std::optional<DType> dtype) {
     refuse_dtype();
     return read_npy(std::move(file));
   }
-  if (file.size_bytes() >= llmc::header_bytes) {
+  if (file.size_bytes() >= 2 * dtype_bytes(DType::i32)) {
     const auto magic = file.load<int32_t>(0);
     if (magic == llmc::magic_u16 || magic == llmc::magic_u32) {
       refuse_dtype();

@@ -158,10 +158,12 @@ struct NumberedName {
   std::string suffix;
 
   fs::path path_of(int64_t other) const { return fmt::format("{}{:06}{}", name, other, suffix); }
+  // Returns whether the file may be the first of a set. Its first two digits are then 0, as in no date (202401,
+  // 310124).
+  bool may_be_first() const { return number < 10'000; }
 };
 
-// Returns nullopt for other names. The first two digits are 0, as in no date (202401, 310124), and no set has 10,000
-// files.
+// Returns nullopt for other names.
 std::optional<NumberedName> numbered_name_of(const fs::path& file) {
   constexpr size_t digits = 6;
   const std::string suffix = file.extension().native();
@@ -170,8 +172,7 @@ std::optional<NumberedName> numbered_name_of(const fs::path& file) {
   const size_t first = stem.size() - digits;
   int64_t number = -1;
   const char* const end = stem.data() + stem.size();
-  if (stem[first - 1] != '_' || stem.compare(first, 2, "00") != 0 ||
-      std::from_chars(stem.data() + first, end, number).ptr != end)
+  if (stem[first - 1] != '_' || std::from_chars(stem.data() + first, end, number).ptr != end || number < 0)
     return std::nullopt;
   return NumberedName{stem.substr(0, first), number, suffix};
 }
@@ -185,9 +186,10 @@ std::vector<fs::path> numbered_files_of(const fs::path& prefix) {
       if (name && path.extension() == suffix && fs::path(name->name).filename() == prefix.filename().native() + "_")
         files.push_back(prefix.native() + path.filename().native().substr(prefix.filename().native().size()));
     }
+    std::sort(files.begin(), files.end());
+    if (!files.empty() && !numbered_name_of(files.front())->may_be_first()) files.clear();
     if (!files.empty()) break;
   }
-  std::sort(files.begin(), files.end());
   return files;
 }
 
@@ -197,7 +199,7 @@ void refuse_gaps_of_numbers(const std::vector<fs::path>& files, const IsMeant& i
   std::map<std::pair<std::string, std::string>, NumberedName> last_of_name;
   for (const fs::path& file : files) {
     const std::optional<NumberedName> name = numbered_name_of(file);
-    if (!name) continue;
+    if (!name || (!name->may_be_first() && !last_of_name.contains({name->name, name->suffix}))) continue;
     const auto [last, is_first] = last_of_name.try_emplace({name->name, name->suffix}, *name);
     for (int64_t missing = last->second.number + 1; missing < name->number; ++missing) {
       if (!is_meant(name->path_of(missing))) continue;

@@ -194,6 +194,18 @@ class Sets(FormatCase):
             self.succeed("data", "convert", "t", f"dates/news_{date}.npy")
         self.assertIn("200 tokens", self.succeed("data", "inspect", "dates"))
 
+    def test_more_than_ten_thousand_numbered_files(self):
+        self.path("many").mkdir()
+        write_tokens(self.path("t"), range(40))
+        for number in (9999, 10000, 10001):
+            self.succeed("data", "convert", "t", f"many/web_{number:06}.npy")
+        for way in ("many", "many/web"):
+            self.assertIn("120 tokens", self.succeed("data", "inspect", way))
+        self.path("many/web_010000.npy").unlink()
+        for way in ("many", "many/web"):
+            self.refuse(DATA, "many/web_010000.npy is missing, although many/web_009999.npy and many/web_010001.npy are",
+                        "data", "verify", way)
+
     def test_a_set_of_two_tokenizers(self):
         self.write("a.txt", "the quick fox")
         self.path("d").mkdir()

@@ -297,6 +297,7 @@ class OtherFormats(TextCase):
         content = self.path("a.bin").read_bytes()
         array = self.path("a.npy").read_bytes()
         for name, data, messages in [
+            ("x.bin", content[:1000], "byte 1000: the file ends within llm.c's header"),
             ("x.bin", content[:-2], "x.bin, byte 8: the header counts"),
             ("x.bin", content[:4] + b"\x02" + content[5:], "byte 4: version 2 of llm.c's format, but only 1 is known"),
             ("x.bin", b"abc", "3 bytes are no whole number of u16 tokens"),
