@@ -22,8 +22,8 @@ class LateLibrary {
     void* const found = handle_ != nullptr ? dlsym(handle_, function) : nullptr;
     if (found == nullptr) {
       throw Error(ExitCode::device,
-                  "{}, which this build needs, cannot be used: {} of {} is not found; is it on the loader's path "
-                  "(LD_LIBRARY_PATH)?",
+                  "{}, which this build needs, cannot be used: {} of {} is not found; put the library's folder on the "
+                  "loader's path (LD_LIBRARY_PATH)",
                   name_, function, file_);
     }
     return reinterpret_cast<Function>(found);
@@ -35,7 +35,7 @@ class LateLibrary {
   void* handle_;
 };
 
-// Opens nvrtc, which cuDNN opens by itself, but on other paths. No effect if it is not found.
+// Opens nvrtc for cuDNN, which would itself look for it on other paths. No effect if it is not found.
 void open_nvrtc();
 
 }  // namespace gptrain::cuda
