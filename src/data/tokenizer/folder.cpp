@@ -286,7 +286,7 @@ void refuse_cut_merge(const fs::path& folder, int64_t number, const std::string&
     return;
   throw Error(ExitCode::usage, "{}, line {}: \"{}\" {}{}", (folder / "merges.txt").native(), number,
               printable(line, 40),
-              is_pair ? "does not merge two tokens of vocab.json" : "is no pair of tokens with a space between them",
+              is_pair ? "is no merge of two tokens of vocab.json" : "is no pair of tokens with a space between them",
               is_at_end ? ", and the file ends there, without a line end: it was cut, fetch it again" : "");
 }
 
