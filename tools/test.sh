@@ -67,8 +67,7 @@ build_sanitized() {
   # Compiles in half the time of -O2 -g, still with line numbers in stack traces. Null checks are off: reading a null
   # pointer ends the program anyway, and they would take a quarter of the compile time.
   # Checks of every access through a pointer take another quarter of the compile time, and AddressSanitizer sees most of
-  # the same faults. The tests, and folders of src that only compute, are linked from the first build. For the suite full
-  # all code is compiled here, with all checks.
+  # the same faults; rooms that only reckon, and the tests, come out of the first build: the suite full has them all.
   local unchecked=null plain=
   if [[ $suite != full ]]; then
     unchecked+=,alignment,object-size,pointer-overflow,vptr,nonnull-attribute

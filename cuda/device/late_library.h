@@ -35,7 +35,7 @@ class LateLibrary {
   void* handle_;
 };
 
-// Opens nvrtc for cuDNN, which would itself look for it on other paths. No effect if it is not found.
+// Opens nvrtc, which cuDNN opens by itself, but on other paths. No effect if it is not found.
 void open_nvrtc();
 
 }  // namespace gptrain::cuda
