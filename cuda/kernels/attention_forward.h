@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1)
   }
 }
 
-// Returns the state between two passes, which lies in scratch.
+// Returns the softmax state that lies in scratch between two passes; empty if there is one pass.
 template <bool several_runs>
 CarriedSoftmax carried_of(const AttentionForward& op, std::byte* scratch) {
   if (!several_runs || attention_passes(op.mask, op.sequence_length) == 1) return {};
