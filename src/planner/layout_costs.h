@@ -65,7 +65,7 @@ struct UpdateCost {
   double sum_ops = 0;  // ops that belong to a sum
   double keep = 0;     // adding a micro-batch's gradients to gradients that are stored in a narrower dtype
   double gather = 0;   // gathering its weights
-  double codes = 0;    // encoding and decoding them (comm.weights)
+  double codes = 0;    // encoding and decoding its weights (comm.weights)
   double update = 0;   // optimizer's update
   double measure = 0;  // pass over whole tensors before all updates, if the optimizer needs one (Optimizer::measure)
 };
