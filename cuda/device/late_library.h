@@ -22,8 +22,8 @@ class LateLibrary {
     void* const found = handle_ != nullptr ? dlsym(handle_, function) : nullptr;
     if (found == nullptr) {
       throw Error(ExitCode::device,
-                  "{}, which this build needs, cannot be used: {} of {} is not found; is it on the loader's path "
-                  "(LD_LIBRARY_PATH)?",
+                  "{}, which this build needs, cannot be used: {} of {} is not found; put the library's folder on the "
+                  "loader's path (LD_LIBRARY_PATH)",
                   name_, function, file_);
     }
     return reinterpret_cast<Function>(found);

@@ -342,8 +342,8 @@ void add_checkpoint_log_comm(std::vector<Field>& table) {
               .changeable(),
           words<CommConfig, WeightCodec>(
               "comm.weights", &RunConfig::comm, &CommConfig::weights, named_words<WeightCodec>(weight_codec_names), {},
-              "weights that ranks gather with parallel.zero = 3: as-is, or in codes of 8 bits with a scale for every "
-              "128 elements, which all passes then use; each rank's own piece stays exact")
+              "how ranks gather weights with parallel.zero = 3: as they are, or in codes of 8 bits with a scale for "
+              "every 128 elements; all passes then use the decoded weights, and updates the exact ones")
               .changeable(),
           words<CommConfig, CommHierarchy>(
               "comm.hierarchy", &RunConfig::comm, &CommConfig::hierarchy,

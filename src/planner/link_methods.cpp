@@ -30,11 +30,11 @@ struct SendingMethod {
 constexpr std::array<SendingMethod, 9> sending_methods = {{
     {"as given", {}},
     {"sums by node", {"comm.hierarchy=node"}},
-    {"copies on nodes", {"parallel.zero_node_copy=true"}},
+    {"replicas on nodes", {"parallel.zero_node_copy=true"}},
     {"int8 weights", {"comm.weights=int8"}},
     {"int8 sums", {R"(comm.compression={"kind": "int8"})"}},
-    {"rank 2", {R"(comm.compression={"kind": "powersgd", "rank": 2})"}},
-    {"rank 2, alternating", {R"(comm.compression={"kind": "powersgd", "rank": 2, "alternate": true})"}},
+    {"powersgd, rank 2", {R"(comm.compression={"kind": "powersgd", "rank": 2})"}},
+    {"powersgd, alternating", {R"(comm.compression={"kind": "powersgd", "rank": 2, "alternate": true})"}},
     {"1-bit Adam", {"optimizer.type=onebit-adam", "optimizer.freeze_step={fifth}", "optimizer.clip_norm=0"}},
     {"DiLoCo, 30 steps",
      {R"(parallel.local_steps={"islands": {nodes}, "every": 30, "outer": "nesterov"})", "checkpoint.every_steps=0",
@@ -120,7 +120,7 @@ std::string fastest_text(const Study& study, size_t stride) {
     if (best != &given && given.result)
       text += fmt::format(", {:.3g} times as fast as given", given.result->step_seconds / best->result->step_seconds);
   }
-  return texts.empty() ? "no method fits" : fmt::format("fastest with {}", fmt::join(texts, "; "));
+  return texts.empty() ? "no method fits" : fmt::format("the fastest on each network: {}", fmt::join(texts, "; "));
 }
 
 }  // namespace
@@ -158,7 +158,7 @@ Study compare_link_methods(const std::filesystem::path& file, std::span<const st
       study.points.push_back(std::move(point));
     }
   }
-  study.note = "mean steps after any warm-up; " + fastest_text(study, networks.size());
+  study.note = "a step is the mean of those after a method's warm-up; " + fastest_text(study, networks.size());
   return study;
 }
 

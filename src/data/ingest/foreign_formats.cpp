@@ -57,7 +57,8 @@ constexpr std::string_view no_texts = "give files of texts";
 constexpr std::string_view fetch_lfs = "fetch the data with git lfs pull";
 
 constexpr std::string_view spell_out = "save its text as a .txt";
-constexpr std::string_view save_array = "token arrays are not packed: np.save makes a .npy, to be named in data.train";
+constexpr std::string_view save_array =
+    "token arrays are not packed: save each with np.save, and name the .npy in data.train";
 
 // Zip archives that are files of a program, told by the suffix or by the names of their first entries.
 struct ZipForm {
@@ -231,7 +232,7 @@ void refuse_foreign_format(const std::filesystem::path& path, std::string_view s
   const bool may_be_tokens = encoding.ends_with("LE");
   refuse_format(
       path, fmt::format("text in {}{}", encoding, may_be_tokens ? ", or a token file" : ""),
-      fmt::format("make UTF-8 of {} with: iconv -f {} -t UTF-8 IN >OUT{}", may_be_tokens ? "a text" : "it", encoding,
+      fmt::format("convert {} to UTF-8 with: iconv -f {} -t UTF-8 IN >OUT{}", may_be_tokens ? "a text" : "it", encoding,
                   may_be_tokens ? fmt::format("; a token file is {}", not_packed_again.substr(6)) : ""));
 }
 
