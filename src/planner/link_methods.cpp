@@ -158,7 +158,7 @@ Study compare_link_methods(const std::filesystem::path& file, std::span<const st
       study.points.push_back(std::move(point));
     }
   }
-  study.note = "a step is the mean of those after a method's warm-up; " + fastest_text(study, networks.size());
+  study.note = "step times are means over the steps after a method's warm-up; " + fastest_text(study, networks.size());
   return study;
 }
 
