@@ -55,7 +55,7 @@ __device__ __forceinline__ void raise(float (&largest)[E::rows], const typename 
     for (int j = 0; j < E::cols; ++j) largest[i] = fmaxf(largest[i], values.at[i][j]);
 }
 
-// largest[head] = the maximum with that of the head's rows. A warp per head.
+// largest[head] = the maximum of largest[head] and of the head's elements of row_largest. A warp per head.
 __global__ void raise_largest(const float* row_largest, int64_t batch, int64_t tokens, float* largest) {
   const int64_t heads = gridDim.x, head = blockIdx.x;
   float value = threadIdx.x == 0 ? largest[head] : -infinity;

@@ -30,8 +30,8 @@ struct PassCost {
   double backward_weight = 0;  // second half of a split backward pass
   double backward = 0;         // backward pass that is not split, recomputation included
   double exposed_tensor = 0;   // part of all passes spent waiting for the tensor lane
-  double exposed_context = 0;  // and for the context lane
-  double exposed_expert = 0;   // and for the expert lane
+  double exposed_context = 0;  // part spent waiting for the context lane
+  double exposed_expert = 0;   // part spent waiting for the expert lane
 
   // Adds the costs of `count` equal units.
   void add(const PassCost& cost, double count) {
