@@ -6,7 +6,7 @@
 namespace gptrain::inline config {
 namespace {
 
-// Optimizers whose sums over tensors count each element once, also with replicas of the state on nodes.
+// Optimizers that update each element by itself: sums over tensors would count replicas of the state on nodes twice.
 constexpr std::array replicated_optimizers = {OptimizerKind::adamw, OptimizerKind::adamw_8bit, OptimizerKind::lion,
                                               OptimizerKind::sgd};
 

@@ -22,7 +22,7 @@ namespace gptrain::inline planner {
 namespace {
 
 // A method and its settings, in the form of --set: {fifth} stands for a fifth of the run's steps, {nodes} for the
-// nodes.
+// number of nodes.
 struct SendingMethod {
   std::string_view name;
   std::array<std::string_view, 5> settings;  // unused elements are empty
@@ -88,7 +88,7 @@ LayoutResult mean_of_steps(const std::filesystem::path& file, std::span<const st
   double seconds = result.step_seconds;
   RunConfig other = config;
   if (config.compression().alternate) {
-    ++other.run.steps;  // ends with the other factors
+    ++other.run.steps;  // the last step sums the other factors
     seconds = (seconds + predicted(other).step_seconds) / 2;
   } else if (LocalStepsConfig& local = other.parallel.local_steps; local.is_on() && local.every > 1) {
     const double share = 1 / static_cast<double>(local.every);
@@ -158,7 +158,7 @@ Study compare_link_methods(const std::filesystem::path& file, std::span<const st
       study.points.push_back(std::move(point));
     }
   }
-  study.note = "a step is the mean of those after a method's warm-up; " + fastest_text(study, networks.size());
+  study.note = "step times are means over the steps after a method's warm-up; " + fastest_text(study, networks.size());
   return study;
 }
 
