@@ -33,7 +33,7 @@ int usable_cores();
 // last ones for rank 0, those before them for rank 1, and so on, from the last again if they run out. Empty if the
 // process has at most `count` cores, or if count is 0.
 std::vector<int> cores_of_threads(int64_t rank, int64_t count);
-// Lets this thread, and threads that it starts, run on these cores only. No effect if there are none.
+// Lets this thread, and threads that it starts, run on these cores only. No effect if `cores` is empty.
 void bind_thread(const std::vector<int>& cores);
 
 }  // namespace gptrain::base

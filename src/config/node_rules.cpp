@@ -6,7 +6,7 @@
 namespace gptrain::inline config {
 namespace {
 
-// Optimizers that update each element by itself: sums over tensors would count replicas of the state on nodes twice.
+// Optimizers that need no sums over tensors: these would count an element once for each node's replica of the state.
 constexpr std::array replicated_optimizers = {OptimizerKind::adamw, OptimizerKind::adamw_8bit, OptimizerKind::lion,
                                               OptimizerKind::sgd};
 

@@ -40,8 +40,8 @@ class AwayState {
   // Brings the unit's state to its landing place, after writing back the one before it if that was changed; no effect
   // if the unit is at home.
   void fetch(int64_t unit);
-  // Does the same, and brings the unit's summed gradients to their landing place if they are away. Beside a GPU copies
-  // the values that the unit's update reads from the device to the host. REQUIRES: no update runs.
+  // As `fetch`, and also brings the unit's summed gradients to their landing place if they are away. Beside a GPU it
+  // copies the values that the unit's update reads from the device to the host. REQUIRES: no update runs.
   void fetch_with_gradients(int64_t unit);
   // Says that the caller changes the state of the unit that was fetched.
   void change() { changed_ = true; }

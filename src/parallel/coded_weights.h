@@ -22,8 +22,8 @@ class CodedWeights {
   // Returns the start of the codes, or of the scales, for the elements from `first` on, a multiple of code_block.
   std::byte* codes(int64_t first) const;
   std::byte* scales(int64_t first) const;
-  // Encodes `weights`, the unit's elements from `first` on. A code is off by at most 1/254 of its block's largest
-  // weight.
+  // Encodes `weights`, the unit's elements from `first` on. A code is off by at most 1/254 of the largest
+  // magnitude in its block.
   void encode(Backend& backend, const Matrix& weights, int64_t first) const;
   // Replaces the codes of all elements by their weights. Can be called once.
   void decode(Backend& backend) const;

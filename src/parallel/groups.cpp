@@ -82,7 +82,7 @@ std::vector<int64_t> in_order_of_pieces(const std::vector<int64_t>& ranks, int64
   return ordered;
 }
 
-// Returns the numbers of ranks on a node that communicate by node; 0: ranks take no account of nodes.
+// Returns how many replicas of a dense unit, and of experts, are on a node if ranks communicate by node, else zeros.
 NodeReplicas summed_by_node(const ParallelConfig& parallel) {
   return parallel.sums_by_node() ? parallel.node_replicas : NodeReplicas{};
 }
