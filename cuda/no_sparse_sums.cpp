@@ -1,5 +1,5 @@
-// Ops of sparse sums, which have no kernels for GPUs yet. A config refuses these on a GPU; these functions refuse
-// whatever reaches the backend otherwise.
+// Ops of sparse sums, which have no kernels for GPUs yet. A config refuses them on a GPU, and these functions refuse an
+// op that reaches the backend all the same.
 #include <string_view>
 
 #include "base/error.h"

@@ -1,4 +1,4 @@
-// Whether a test runs under AddressSanitizer. Its own objects may have been compiled without (see ../meson.build).
+// Whether a test runs under AddressSanitizer. The test's own objects may be without (plain_build in ../meson.build).
 #pragma once
 
 extern "C" void __asan_init() __attribute__((weak));

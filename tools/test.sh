@@ -67,7 +67,8 @@ build_sanitized() {
   # Compiles in half the time of -O2 -g, still with line numbers in stack traces. Null checks are off: reading a null
   # pointer ends the program anyway, and they would take a quarter of the compile time.
   # Checks of every access through a pointer take another quarter of the compile time, and AddressSanitizer sees most of
-  # the same faults; rooms that only reckon, and the tests, come out of the first build: the suite full has them all.
+  # the same faults: only the suite full has them. It also compiles all objects with sanitizers; the other suites take
+  # those of the tests, and of rooms that only compute, from the first build.
   local unchecked=null plain=
   if [[ $suite != full ]]; then
     unchecked+=,alignment,object-size,pointer-overflow,vptr,nonnull-attribute

@@ -1,5 +1,5 @@
-// Libraries of CUDA that are opened at the first call of one of their functions: loading takes at least a twentieth of
-// a second, or some megabytes, which commands that use no device save.
+// Libraries of CUDA that are opened when one of their functions is first called. Commands that use no device thus save
+// at least a twentieth of a second, or some megabytes.
 #pragma once
 
 #include <dlfcn.h>
@@ -12,7 +12,7 @@ namespace gptrain::inline cuda {
 
 class LateLibrary {
  public:
-  // Opens a file of the loader's path. `name`: for messages.
+  // Opens a file of the loader's path; `find` throws if that fails. `name`: the library's name in messages.
   LateLibrary(const char* name, std::string file)
       : name_(name), file_(std::move(file)), handle_(dlopen(file_.c_str(), RTLD_LAZY | RTLD_LOCAL)) {}
 
@@ -22,8 +22,8 @@ class LateLibrary {
     void* const found = handle_ != nullptr ? dlsym(handle_, function) : nullptr;
     if (found == nullptr) {
       throw Error(ExitCode::device,
-                  "{}, which this build needs, cannot be used: {} of {} is not found; is it on the loader's path "
-                  "(LD_LIBRARY_PATH)?",
+                  "{}, which this build needs, cannot be used: {} of {} is not found; put the library's folder on the "
+                  "loader's path (LD_LIBRARY_PATH)",
                   name_, function, file_);
     }
     return reinterpret_cast<Function>(found);
@@ -35,12 +35,12 @@ class LateLibrary {
   void* handle_;
 };
 
-// Opens nvrtc, which cuDNN opens by itself, but on other paths. No effect if it is not found.
+// Opens nvrtc. cuDNN, which searches other paths for it, then uses the open one. No effect if it is not found.
 void open_nvrtc();
 
 }  // namespace gptrain::cuda
 
-// Defines a function of a library as its header declares it.
+// Defines a function that a library's header declares: it calls the function of the opened library.
 #define GPTRAIN_FORWARD(library, Result, name, parameters, arguments)      \
   Result name parameters {                                                 \
     static const auto function = library().find<decltype(&(name))>(#name); \

@@ -78,8 +78,10 @@ Group::Group(int rank, int size, const std::string& id, int most_blocks, double 
     : timeout_(timeout_seconds), failed_(flag_of(id)) {
   ncclUniqueId unique;
   if (id.size() != sizeof unique.internal)
-    throw Error(ExitCode::device, "rank 0 has sent an id of {} bytes; NCCL's has {}", id.size(),
-                sizeof unique.internal);
+    throw Error(
+        ExitCode::device,
+        "rank 0 has sent an NCCL id of {} bytes, but this rank's NCCL has ids of {}: start all ranks with one build",
+        id.size(), sizeof unique.internal);
   std::copy(id.begin(), id.end(), unique.internal);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;

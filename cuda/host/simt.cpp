@@ -197,7 +197,7 @@ TrackPool& track_pool() {
   return pool;
 }
 
-// Orders actions before a point where threads wait for each other with those after it; one sanitizer object a point.
+// Tells ThreadSanitizer that accesses before a point where threads wait for each other precede all accesses after it.
 class SyncPoints {
  public:
   void arrive([[maybe_unused]] uint64_t point) {

@@ -55,7 +55,7 @@ __device__ __forceinline__ void raise(float (&largest)[E::rows], const typename 
     for (int j = 0; j < E::cols; ++j) largest[i] = fmaxf(largest[i], values.at[i][j]);
 }
 
-// largest[head] = the maximum with that of the head's rows. A warp per head.
+// largest[head] = the maximum of largest[head] and of the head's elements of row_largest. A warp per head.
 __global__ void raise_largest(const float* row_largest, int64_t batch, int64_t tokens, float* largest) {
   const int64_t heads = gridDim.x, head = blockIdx.x;
   float value = threadIdx.x == 0 ? largest[head] : -infinity;
@@ -206,7 +206,7 @@ __global__ void __launch_bounds__(E::threads, blocks_side_by_side<E>(chunks + 1)
   }
 }
 
-// Returns the state between two passes, which lies in scratch.
+// Returns the softmax state that lies in scratch between two passes; empty if there is one pass.
 template <bool several_runs>
 CarriedSoftmax carried_of(const AttentionForward& op, std::byte* scratch) {
   if (!several_runs || attention_passes(op.mask, op.sequence_length) == 1) return {};

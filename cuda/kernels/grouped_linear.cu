@@ -1,9 +1,9 @@
 // Products of all experts in one launch, with the numbers of their rows on the device. A block computes a tile of one
 // expert's result: of 64 x 128 elements on tensor cores, or for f32 of 64 x 64 by multiply-adds.
 //
-// Tiles of rows are counted through the experts: expert e's begin with number offsets[e] / 64 + e. So each has at least
-// as many numbers as tiles, a block finds its expert without a sum over those before, and R / 64 + E numbers suffice
-// for all. A block whose number stands for no rows returns.
+// Tiles of rows are numbered through all experts: expert e's begin with number offsets[e] / 64 + e, which a block finds
+// without adding up the tiles of earlier experts. Each expert has at least as many numbers as tiles, and R / 64 + E
+// numbers suffice for R rows and E experts. A block whose number stands for no rows returns.
 #include "kernels/attention_engines.h"
 #include "kernels/product_tile.h"
 #include "kernels/rows.h"
@@ -38,7 +38,7 @@ struct ExpertTiles {
   __device__ int64_t first_tile(int64_t expert) const { return offsets[expert] / tile_rows + expert; }
 
   // Finds the place of a tile of rows: each thread looks at some experts. `found`: in shared memory. The tile is empty
-  // if first_row is not before the end. REQUIRES: all threads of the block call it.
+  // if its expert has at most first_row rows. REQUIRES: all threads of the block call it.
   __device__ TilePlace place(int64_t tile, int& found) const {
     if (threadIdx.x == 0) found = static_cast<int>(experts);
     __syncthreads();
@@ -52,8 +52,9 @@ struct ExpertTiles {
   __device__ RowRange rows_of(int64_t expert) const { return {offsets[expert], offsets[expert + 1]}; }
 };
 
-// An operand of one expert's product: `length` along the result's side. Its rows lie along that side, or along the
-// depth.
+// An operand of one expert's product: a matrix of which one dim is a dim of the result, of `length` elements, and the
+// other the depth of the sum. `rows_along_side`: each of its rows belongs to one row or column of the result, else to
+// one element of the depth.
 template <typename T, bool rows_along_side>
 struct ExpertOperand {
   const T* data;
@@ -86,7 +87,7 @@ struct ExpertProduct {
   int64_t c_stride, depth;
 };
 
-// Writes to an element of the result.
+// Writes `value` to an element of the result, or adds it.
 template <typename C>
 __device__ void write(C* to, float value, bool accumulate) {
   *to = rounded_to<C>(accumulate ? value + to_float(*to) : value);
@@ -114,8 +115,8 @@ struct MmaTile {
       Engine::put_for_sums(tile, fetched);
     }
   }
-  // RETURNS the words of an element's pairs, `index` along the result's side, and how far pairs eight numbers deeper
-  // and elements eight further along lie.
+  // RETURNS the lane's first pair of elements for row or column `index` of the result. `deeper` and `further`:
+  // distances in words to the pair eight elements deeper, and to the pair eight rows or columns further.
   template <bool along>
   __device__ static const uint32_t* words(const typename Engine::Tile& tile, int index) {
     return tile.words + (along ? index * row_words + Engine::t() : Engine::t() * pair_words + index);
@@ -171,7 +172,7 @@ struct MmaTile {
     }
   }
 
-  // Rows consist of whole packs if operands do: then a pair of elements is inside or outside as one.
+  // With `packs` the result's rows, too, consist of whole packs: both elements of a pair are inside it, or neither.
   template <typename C>
   __device__ static void store_sums(const ExpertProduct<T, C, a_along, b_along>& of, int64_t row, int64_t col,
                                     bool accumulate, const float (&sums)[2][8][4]) {
@@ -249,7 +250,7 @@ struct RowProducts {
   bool packs;
 };
 
-// `b_along`: b's rows lie along the result's columns (forward), or along the depth (the input's gradient).
+// `b_along`: rows_along_side of b: true for the forward pass, false for the input's gradient.
 template <typename T, bool b_along>
 __global__ void __launch_bounds__(Tile<T, true, b_along>::threads) multiply_rows(RowProducts<T> op) {
   using Own = Tile<T, true, b_along>;

@@ -1,6 +1,6 @@
 // A router's choice: the experts of each row, the copies that experts keep, and their slots. Nothing is added by
 // atomics: a block counts the copies of a chunk of rows, one block adds up the chunks, and a copy's slot is the first
-// of its expert and chunk plus its place among these.
+// slot of its expert and chunk plus the copy's place among their copies.
 #include <utility>
 
 #include "kernels/router_rows.h"
@@ -39,12 +39,12 @@ struct Router {
   Rows<const float> logits;
   const float* bias;
   Rows<int32_t> experts, slots;
-  int64_t count, k;  // experts, and those of a row
+  int64_t count, k;  // experts in all, and of a row
   RouteScratch scratch;
   bool has_statistics;
 };
 
-// Shared memory of a block that chooses: the sums of groups of each warp, and numbers of each row for its shares.
+// Shared memory of a block that chooses: each warp's sums of groups, and the numbers from which a row's shares follow.
 struct ChosenRows {
   float groups[warps][most_expert_groups];
   struct Row {
@@ -52,7 +52,7 @@ struct ChosenRows {
   } rows[gpu_routing_chunk];
 };
 
-// RETURNS the first expert that is not among the chosen ones, which a row with logits that are no numbers takes.
+// RETURNS the lowest expert that is not chosen yet: a row takes it if its other logits are NaN.
 __device__ int32_t first_left(const int32_t* chosen, int64_t num_chosen) {
   for (int32_t e = 0;; ++e) {
     bool taken = false;
@@ -156,7 +156,7 @@ __global__ void drop_copies(Router op) {
   }
 }
 
-// counts[chunk][e] = the copies of a chunk's rows that e has, or, given slots, that it keeps.
+// counts[chunk][e] = number of copies of the chunk's rows that expert e has or, if `kept`, keeps.
 __global__ void count_copies(Router op, bool kept, int32_t* counts) {
   const int64_t first = op.chunks.first_row(blockIdx.x), rows = op.chunks.rows_of(blockIdx.x);
   for (int64_t e = threadIdx.x; e < op.count; e += threads) {
@@ -168,7 +168,7 @@ __global__ void count_copies(Router op, bool kept, int32_t* counts) {
   }
 }
 
-// RETURNS the sum of the values of the lanes before this one, and sets `value` to that of all.
+// RETURNS the sum of the values of the lanes before this one, and sets `value` to the sum over all lanes.
 __device__ int32_t sum_before(int32_t& value) {
   const int32_t own = value;
   int32_t sum = value;
@@ -180,7 +180,7 @@ __device__ int32_t sum_before(int32_t& value) {
   return sum - own;
 }
 
-// One block: offsets, and the first slot of each chunk's copies of each expert.
+// Computes the offsets, and the first slot of each chunk's copies of each expert. Runs as one block.
 __global__ void __launch_bounds__(place_threads) place_chunks(Router op, int32_t* offsets) {
   for (int64_t e = threadIdx.x; e < op.count; e += place_threads) {
     int32_t count = 0;
@@ -231,13 +231,13 @@ __global__ void fill_slots(Router op, int32_t* rows, float* weights) {
   }
 }
 
-// Where sums over all rows go; null: nowhere.
+// Memory for sums over all rows; null: the sums are not wanted.
 struct Sums {
   double* statistics;
   Rows<float> loads;
   const float* excess;
   const int32_t* offsets;
-  double factor;  // factor of a load times a sum of shares, or with an excess of 1 + excess
+  double factor;  // factor of load x shares, summed over experts, or of (1 + excess) x shares
 };
 
 // The sums of one expert over a run of rows.

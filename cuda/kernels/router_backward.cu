@@ -19,13 +19,13 @@ __global__ void count_chosen(Chunks chunks, Rows<const int32_t> experts, int64_t
   }
 }
 
-// Where the loads of a run are known from, in this order: an excess that stands for them, those of all ranks, counts of
-// chunks.
+// Sources of the loads of a run, of which the first that is given is used: an excess that stands for them, the loads
+// over all ranks, counts of chunks.
 struct Loads {
   const float* excess;
   Rows<const float> loads;
   const int32_t* counts;
-  double factor;  // factor of a load, where that of an excess is 1
+  double factor;  // factor of a load; an excess has factor 1
 };
 
 // gradients[run][e] = the gradient of the balance loss for the shares of the run's rows, whose loads are constants.
@@ -59,7 +59,7 @@ struct RouterGradient {
   int64_t rows, count, k;
 };
 
-// RETURNS the gradient of the weight of a row's expert j; a dropped row's has none.
+// RETURNS the gradient of the weight of a row's expert j; 0 if that expert has dropped the row.
 __device__ float d_weight(const RouterGradient& op, const int32_t* slots, int64_t j) {
   return slots[j] < 0 ? 0.0F : op.d_weights[slots[j]];
 }
@@ -71,14 +71,14 @@ __device__ void row_gradient(const RouterGradient& op, int64_t row, float z_fact
   const RowScores scores(logits, op.count, op.rule.score);
   const auto scale = static_cast<float>(op.rule.scale);
   const float divisor = divisor_of(op.rule, scores, logits, experts, op.k);
-  // Mean of the gradients of the weights before `scale`, each times its weight.
+  // Mean of the gradients of the weights before `scale`, weighted by these weights; 0 without `renormalise`.
   float weighted = 0, chosen = 0;
   for (int64_t j = lane(); j < op.k && op.rule.renormalise; j += 32)
     weighted += scores.score(logits[experts[j]]) / divisor * scale * d_weight(op, slots, j);
   const float mean = warp_sum(weighted);
   for (int64_t j = lane(); j < op.k; j += 32)
     chosen += (scale * d_weight(op, slots, j) - mean) / divisor * scores.score(logits[experts[j]]);
-  // A softmax subtracts its share of the sum from all gradients; renormalised, the sum is 0.
+  // A softmax subtracts its share of this sum from the gradient of each logit. With `renormalise` the sum is 0.
   const float of_all = warp_sum(chosen);
   const float subtracted = scores.by_sigmoid || op.rule.renormalise ? 0.0F : of_all;
   const float* const balance = op.balance != nullptr ? op.balance + row / op.rule.own_rows() * op.count : nullptr;

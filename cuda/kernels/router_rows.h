@@ -49,20 +49,19 @@ struct RowScores {
   }
   __device__ float softmax(float logit) const { return expf(logit - maximum) / sum; }
   __device__ float log_sum() const { return maximum + logf(sum); }
-  // RETURN s of ops/experts.h, its derivative by its own logit if the sum of a softmax stays, and s / sum s.
+  // RETURN s of ops/experts.h; its derivative by its own logit, with a softmax's sum held constant; and s / sum s.
   __device__ float score(float logit) const { return by_sigmoid ? sigmoid(logit).value : softmax(logit); }
   __device__ float slope(float logit) const { return by_sigmoid ? sigmoid(logit).slope : softmax(logit); }
   __device__ float share(float logit) const { return by_sigmoid ? sigmoid(logit).value / sigmoids : softmax(logit); }
 };
 
-// RETURNS true if a number comes before another in falling order, of equal ones that of the expert with the lower
-// number.
+// RETURNS true if `value` comes before `other` in falling order. Equal values are in the order of their experts.
 __device__ inline bool is_before(float value, int32_t expert, float other, int32_t other_expert) {
   return value > other || (value == other && expert < other_expert);
 }
 
 // RETURNS the expert whose number follows that of expert `last` in falling order; -1: there is none. `last` -1: the
-// first, which is expert 0 if its number is none.
+// first in that order, or expert 0 if its number is NaN.
 __device__ inline int32_t next_expert(const float* numbers, int64_t count, int32_t last) {
   if (last < 0 && !(numbers[0] == numbers[0])) return 0;
   const float bound = last < 0 ? 0.0F : numbers[last];
@@ -101,7 +100,8 @@ __device__ inline float sum_of_largest(const float* numbers, int64_t size, int64
   return sum;
 }
 
-// Lowers the numbers of experts in groups that are not chosen to minus infinity. `sums`: of the warp, for all groups.
+// Lowers the numbers of experts in groups that are not chosen to minus infinity. `chosen`: experts of a row. `sums`:
+// the warp's memory for a sum of each group.
 __device__ inline void leave_groups(const RouterRule& rule, int64_t chosen, float* numbers, int64_t count,
                                     float* sums) {
   const int64_t size = count / rule.groups;

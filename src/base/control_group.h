@@ -30,9 +30,10 @@ int64_t physical_memory_bytes();
 int usable_cores();
 
 // Returns the numbers of `count` cores that this process may run on, for the threads of its rank number `rank`: the
-// last ones for rank 0, those before them for rank 1, and so on, in turn. Empty if it has no core to leave out.
+// last ones for rank 0, those before them for rank 1, and so on, from the last again if they run out. Empty if the
+// process has at most `count` cores, or if count is 0.
 std::vector<int> cores_of_threads(int64_t rank, int64_t count);
-// Lets this thread, and those that it starts, run on these cores only; empty: on all of them.
+// Lets this thread, and threads that it starts, run on these cores only. No effect if `cores` is empty.
 void bind_thread(const std::vector<int>& cores);
 
 }  // namespace gptrain::base

@@ -72,13 +72,13 @@ constexpr EnumArray<SharedGate, std::string_view, 2> shared_gate_names = {"none"
 // before (arXiv 2501.11873 takes the same step's).
 enum class BalanceOver : uint8_t { sequence, micro_batch, global };
 constexpr EnumArray<BalanceOver, std::string_view, 3> balance_over_names = {"sequence", "micro-batch", "global"};
-// Tokens among which an expert has its capacity: a sequence's, or those of a micro-batch on a rank.
+// Tokens over which an expert's capacity is counted: a sequence's, or those of a micro-batch on a rank.
 enum class CapacityOver : uint8_t { sequence, rank };
 constexpr EnumArray<CapacityOver, std::string_view, 2> capacity_over_names = {"sequence", "rank"};
 // Tokens that an expert without room drops: those with the smallest weights, or the last ones.
 enum class DropRule : uint8_t { probability, position };
 constexpr EnumArray<DropRule, std::string_view, 2> drop_rule_names = {"probability", "position"};
-// End of the run, or loss of rows, where a rank has no room for its experts' rows.
+// Effect of too little room for experts' rows on a rank: the run ends, or the rows are dropped.
 enum class ExpertOverflowRule : uint8_t { stop, drop };
 constexpr EnumArray<ExpertOverflowRule, std::string_view, 2> expert_overflow_names = {"stop", "drop"};
 enum class DeviceKind : uint8_t { automatic, cpu, cuda };

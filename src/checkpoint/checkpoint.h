@@ -75,7 +75,7 @@ Error with_way_out(const Error& error, const std::filesystem::path& checkpoint);
 std::optional<TokenizerRecord> read_tokenizer(const std::filesystem::path& checkpoint);
 
 // Fills every slice from the checkpoint's slices, whatever the layout that saved them. A bf16 tensor also fills f32
-// slices, exactly. Verifies the checksums of those that it reads. THROWS Error(checkpoint) if a tensor is missing,
+// slices, exactly. Verifies the checksums of the slices that it reads. THROWS Error(checkpoint) if a tensor is missing,
 // has another global shape, is not fully covered, or is f32 for a bf16 slice that does not allow rounding;
 // Error(diverged) if numbers are not finite.
 void load_slices(const std::filesystem::path& checkpoint, const std::vector<Slice>& slices);

@@ -28,14 +28,15 @@ std::vector<FileRecord> write_rank_files(const std::filesystem::path& folder, in
                                          const std::vector<Slice>& slices, int64_t part_bytes = usual_part_bytes,
                                          NotFinite not_finite = NotFinite::refused);
 
-// Returns these records without checksums: reads no data of the slices and writes nothing.
+// Returns the records that write_rank_files would return, with 0 for each checksum. Reads no data, writes nothing.
 std::vector<FileRecord> plan_rank_files(int64_t rank, const std::vector<Slice>& slices,
                                         int64_t part_bytes = usual_part_bytes);
 
 struct Contents {
   std::filesystem::path checkpoint;
   StoredManifest stored;
-  // The slices of each tensor: at least one, disjoint, of one shape and dtype; by file, then by offset in the file.
+  // The slices of each tensor: at least one, disjoint, of one global shape and dtype; by file, then by offset in the
+  // file.
   std::map<std::string, std::vector<Slice>> tensors;
 };
 

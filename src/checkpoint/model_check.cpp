@@ -156,8 +156,9 @@ void check_progress(const fs::path& checkpoint, const Manifest& manifest, const 
   const std::string file = (checkpoint / manifest_name).string();
   // If the history is not empty, batch.global may have changed, and earlier steps may have had other batch sizes.
   if (manifest.run.history.empty() && Amount(manifest.progress.step) * batch.global != manifest.progress.samples) {
-    throw Error(ExitCode::checkpoint, "{} cannot be used: it counts {} samples, which {} steps of {} do not make", file,
-                manifest.progress.samples, manifest.progress.step, batch.global);
+    throw Error(ExitCode::checkpoint,
+                "{} cannot be used: it counts {} samples, but {} steps of {} samples (batch.global) are not as many",
+                file, manifest.progress.samples, manifest.progress.step, batch.global);
   }
   if (Amount(manifest.progress.updates) + manifest.progress.skipped != manifest.progress.step ||
       manifest.progress.skipped_in_a_row > manifest.progress.skipped) {

@@ -13,14 +13,14 @@ namespace gptrain::inline checkpoint {
 // cannot be read.
 RunConfig saved_config(const std::filesystem::path& checkpoint, const Manifest& manifest);
 
-// THROWS Error(checkpoint), listing the differences, unless every stored tensor is one of the model or of the
-// optimizer's state, with its shape and dtype and stored whole, and every weight is there.
+// THROWS Error(checkpoint), listing the differences, unless every stored tensor is a weight, optimizer state or errors
+// or factors of compressed gradients, with its shape and dtype and stored whole, and every weight is there.
 void check_model(const Contents& contents, const StepConfig& config);
 // THROWS Error(checkpoint) unless steps, samples and updates of a manifest belong together, and its seed is `seed`.
 void check_progress(const std::filesystem::path& checkpoint, const Manifest& manifest, const BatchConfig& batch,
                     uint64_t seed);
-// Reads a checkpoint and checks everything that a run asks of it before it goes on from it, except for the checksums of
-// the tensors' bytes. THROWS Error(checkpoint).
+// Reads a checkpoint and makes all checks of a run that resumes it, except for the checksums of the tensors' bytes.
+// THROWS Error(checkpoint).
 Contents check_model(const std::filesystem::path& checkpoint);
 
 }  // namespace gptrain::checkpoint

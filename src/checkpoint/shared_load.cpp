@@ -11,8 +11,8 @@
 namespace gptrain::inline checkpoint {
 namespace {
 
-constexpr int64_t most_received_bytes = int64_t{16} << 20;  // from all ranks at a time, if pieces can be
-constexpr int64_t least_piece_bytes = int64_t{64} << 10;    // small enough: none is smaller than this
+constexpr int64_t most_received_bytes = int64_t{16} << 20;  // by a rank at a time, unless pieces are least_piece_bytes
+constexpr int64_t least_piece_bytes = int64_t{64} << 10;    // no piece is smaller, but the last of a slice
 constexpr int64_t most_piece_bytes = int64_t{1} << 20;
 
 // Returns all slices of a checkpoint in their order on the disk, so that a slice has the same number on all ranks.

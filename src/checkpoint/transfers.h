@@ -29,7 +29,7 @@ std::vector<SliceTransfer> slice_transfers(const Contents& contents, const std::
 void require_finite(const Contents& contents, const SliceTransfer& transfer);
 
 // Fills a rank's slices: reads each slice of the checkpoint once and compares its checksum. THROWS Error(checkpoint),
-// or as require_finite does where numbers that are not finite are not `allowed`.
+// and with NotFinite::refused as require_finite does.
 void run_transfers(const Contents& contents, std::vector<SliceTransfer> transfers,
                    NotFinite not_finite = NotFinite::refused);
 

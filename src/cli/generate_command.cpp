@@ -73,7 +73,7 @@ void add_generate_command(CLI::App& app) {
       ->allow_extra_args(false);
   command->add_option("--tokenizer", options.tokenizer, "as for data pack (default: the checkpoint's)")
       ->type_name("NAME");
-  command->add_option("--tokens", options.tokens, "most tokens to write for each prompt")
+  command->add_option("--tokens", options.tokens, "write at most N tokens for each prompt")
       ->check(whole_number_from(1))
       ->capture_default_str()
       ->type_name("N");

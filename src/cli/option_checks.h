@@ -12,7 +12,7 @@ CLI::Validator number_from(double least);         // "nan is not a number of at 
 // "0 is not a number from 1e-12 to 1e+18": the limits keep everything that is computed from the value finite.
 CLI::Validator positive_number();
 CLI::Validator some_text();  // "is empty"
-// "1000 is not a whole number from 1 to 64, ...": the limit goes with the cores that the process may use.
+// "1000 is not a whole number from 1 to 64, ...": the limit is 64 or, if that is more, 4 for each usable core.
 CLI::Validator number_of_threads();
 
 // An option and the file that it names, both borrowed. An empty path: the option is not given.

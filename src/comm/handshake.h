@@ -44,8 +44,8 @@ std::string draw_secret();
 enum class CallEnd : uint8_t { proven, unreachable, closed, stranger };
 
 // Proves to a listener, on a new connection, that this process knows `secret`, and checks the listener's proof.
-// `purpose` names the listener. Closes the channel and returns another value than `proven` if that fails by the
-// deadline.
+// `purpose` names the listener. If the proofs are not complete by the deadline, closes the channel and returns another
+// value than `proven`.
 CallEnd prove_to(FrameChannel& channel, const Secret& secret, std::string_view purpose, Clock::time_point deadline);
 
 // A listener for any number of callers at a time. Each has a few seconds and kilobytes to prove the secret; if too many

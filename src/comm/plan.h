@@ -20,10 +20,11 @@ struct Traffic {
 using TrafficTable = EnumArray<Operation, Traffic, num_operations>;
 
 // Returns the bytes that `rank` of a group of `size` sends in a call (not all_to_all_v), for algorithms that send no
-// more than needed (Thakur et al., IJHPCA 2005). For n bytes and P ranks: all_reduce 2 n (P - 1) / P; reduce_scatter
-// and all_gather of n bytes in total n (P - 1) / P; broadcast n / P to each other rank, as a scatter and an all-gather,
-// at most 2 n (P - 1) / P, and n from the root between two ranks. A transfer counts at its sender; a barrier sends
-// nothing. The real transport sends more for a few KiB, where the number of messages counts: see comm/exchange.h.
+// more than needed (Thakur et al., IJHPCA 2005). For n bytes and P ranks: all_reduce 2 n (P - 1) / P; reduce_scatter,
+// all_gather and all_to_all of n bytes in total n (P - 1) / P; broadcast, a scatter and an all-gather, 2 n (P - 1) / P
+// at the root and half of that at the others, between two ranks n at the root. A transfer counts at its sender; a
+// barrier sends nothing. The real transport sends more for a few KiB, where the number of messages counts: see
+// comm/exchange.h.
 int64_t sent_bytes(const Call& call, int rank, int size);
 // Returns the bytes that `rank` sends to others in an all_to_all_v.
 int64_t sent_bytes(std::span<const PeerPart> sent, DType dtype, int rank);

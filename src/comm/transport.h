@@ -26,11 +26,12 @@ class Transport {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Runs all messages together and returns when each is sent (its buffer may be reused) or received. From rank to rank
-  // the n-th one sent is the n-th received, in list order. REQUIRES: none is to this rank itself. THROWS Error(device)
-  // if a peer is gone or an arriving message belongs to another call; the transport is unusable after that.
+  // Runs all messages together and returns when each is sent (its buffer may be reused) or received. Messages between
+  // two ranks are matched in list order: the n-th sent is the n-th received. REQUIRES: none is to this rank itself.
+  // THROWS Error(device) if a peer is gone or an arriving message belongs to another call; the transport is unusable
+  // after that.
   virtual void exchange(std::span<const Message> messages) = 0;
-  // Lets exchanges yield the core while they wait; they may take a millisecond longer.
+  // Lets exchanges yield the core while they wait; they may take a millisecond longer. No effect if they do so anyway.
   virtual void be_patient() {}
   // Makes a waiting exchange and all later ones throw Error(device). Any thread.
   virtual void abort() = 0;

@@ -108,7 +108,7 @@ class WeightRules : Rules {
             "\"as-is\"");
     if (sound({"precision.compute"}) && precision.compute != DType::bf16)
       fault(path,
-            fmt::format("codes bf16 weights, not those of precision.compute = \"{}\"",
+            fmt::format("needs precision.compute = \"bf16\" or \"bf16-pure\" (precision.compute = \"{}\")",
                         precision.scales_loss() ? "fp16" : "fp32"),
             "\"as-is\"");
     if (sound({"run.device"}) && config_.run.device == DeviceKind::cuda)

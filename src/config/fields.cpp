@@ -82,8 +82,8 @@ void add_data_and_batch(std::vector<Field>& table) {
                 "a token attends to the tokens of its own document only; positions are counted from the start of the "
                 "sample, not of the document"),
           field("data.max_documents", &RunConfig::data, &DataConfig::max_documents, IntegerRule{0, 1 << 24, {}},
-                "room of cuDNN's attention on a GPU, in documents per sample, shared by the samples of one call; calls "
-                "with more documents, or with 0 all calls, are computed by gptrain's own kernels")
+                "documents per sample for which cuDNN's attention on a GPU takes memory, which the samples of a call "
+                "share; calls with more documents, or with 0 all calls, are computed by gptrain's own kernels")
               .usually("8")
               .only_with({"data.mask_documents", "data.mask_documents is true",
                           when(&RunConfig::data, [](const DataConfig& data) { return data.mask_documents; })})
@@ -342,8 +342,8 @@ void add_checkpoint_log_comm(std::vector<Field>& table) {
               .changeable(),
           words<CommConfig, WeightCodec>(
               "comm.weights", &RunConfig::comm, &CommConfig::weights, named_words<WeightCodec>(weight_codec_names), {},
-              "weights that ranks gather with parallel.zero = 3: as-is, or in codes of 8 bits with a scale for every "
-              "128 elements, which all passes then use; each rank's own piece stays exact")
+              "how ranks gather weights with parallel.zero = 3: as they are, or in codes of 8 bits with a scale for "
+              "every 128 elements; all passes then use the decoded weights, and updates the exact ones")
               .changeable(),
           words<CommConfig, CommHierarchy>(
               "comm.hierarchy", &RunConfig::comm, &CommConfig::hierarchy,

@@ -145,8 +145,8 @@ void add_memory_fields(std::vector<Field>& table) {
                                "WHAT IS TRAINED, and takes a second copy of weights and gradients")
               .only_with(away),
           field("memory.update_threads", &RunConfig::memory, &M::update_threads, IntegerRule{0, 1024, {}},
-                "threads of a rank's updates beside the passes, on as many of the last cores if it may use more; 0: as "
-                "many as the rank has for its ops, on any core")
+                "threads of a rank's updates beside the passes, which run on that many of the process's last cores if "
+                "it has more; 0: as many as the rank has for its ops, on any core")
               .only_with(away_or_fit)
               .changeable(),
           state_place_field("memory.offload_parameters", &M::offload_parameters, true,
@@ -166,19 +166,19 @@ void add_memory_fields(std::vector<Field>& table) {
               .only_with(on_disk)
               .changeable(),
           field("memory.disk_units", &RunConfig::memory, &M::disk_units, IntegerRule{3, 10'000, {}},
-                "layers whose optimizer state on disk memory has room for at a time; with more than 3, more of it is "
-                "read and written while the passes run; the result has the same bits")
+                "with optimizer state on disk: number of layers for whose state there is room in memory; with more "
+                "than 3, more of it is read and written while the passes run; the result has the same bits")
               .usually("8")
               .only_with(on_disk)
               .changeable(),
           field("memory.disk_transfer_bytes", &RunConfig::memory, &M::disk_transfer_bytes,
                 IntegerRule{4096, 4 << 20, {}},
-                "bytes that a drive is asked to read or write at a time, a power of two; gptrain bench storage finds "
-                "the best")
+                "bytes of one read or write of a working file, a power of two; gptrain bench storage finds the best")
               .only_with(on_disk)
               .changeable(),
           field("memory.disk_depth", &RunConfig::memory, &M::disk_depth, IntegerRule{1, 1024, {}},
-                "most transfers of a rank's drives that are under way; gptrain bench storage finds the best")
+                "largest number of reads and writes of working files that a rank has under way at a time; gptrain "
+                "bench storage finds the best")
               .only_with(on_disk)
               .changeable(),
       });

@@ -6,7 +6,7 @@
 namespace gptrain::inline config {
 namespace {
 
-// Optimizers whose sums over tensors count each element once, also with replicas of the state on nodes.
+// Optimizers that need no sums over tensors: these would count an element once for each node's replica of the state.
 constexpr std::array replicated_optimizers = {OptimizerKind::adamw, OptimizerKind::adamw_8bit, OptimizerKind::lion,
                                               OptimizerKind::sgd};
 

@@ -353,8 +353,8 @@ struct MemoryConfig {
   UpdateTime offload_update = UpdateTime::now;
   int64_t update_threads = 0;  // threads of updates whose state is away; 0: as the ops
   std::string disk_path = {};  // folders, one on each drive, with ':' between them
-  int64_t disk_units = 3;      // units whose state on disk memory has room for at a time
-  int64_t disk_transfer_bytes = int64_t{1} << 20, disk_depth = 16;  // bytes of a transfer, most under way
+  int64_t disk_units = 3;      // most units on disk whose state is in memory at a time
+  int64_t disk_transfer_bytes = int64_t{1} << 20, disk_depth = 16;  // bytes of a transfer, most transfers under way
 
   // Return true if state lies on drives, or outside of the device's memory; if it is chosen by fit, it may.
   bool uses_disk() const { return offload_optimizer == StatePlace::disk || fits_places(); }

@@ -337,7 +337,7 @@ const std::vector<ObjectKey>& compression_keys() {
        BooleanRule{}, false, "true"},
       {"alternate",
        "kind powersgd: a step sums one of the two factors only, and the next step the other one, so that each sends "
-       "about half the bytes, in one phase",
+       "about half the bytes, and waits for one sum in place of two",
        BooleanRule{}, false, "false"},
       {"start_step", "steps at the run's start that sum gradients in fp32", IntegerRule{0, 1 << 30, {}}, false, "0"},
       {"min_elements", "matrices with fewer elements, norms and biases are summed in fp32", IntegerRule{1, 1 << 30, {}},

@@ -69,7 +69,7 @@ std::vector<TextInput> find_inputs(const PackOptions& options) {
   }
   for (const TextInput& input : own) {
     if (input.path == "-" && options.resume) {
-      throw Error(ExitCode::usage, "--resume: the standard input cannot be read a second time");
+      throw Error(ExitCode::usage, "--resume: the standard input cannot be read a second time; pack a file instead");
     }
   }
   for (const std::string_view suffix : token_suffixes)

@@ -193,7 +193,7 @@ std::vector<fs::path> numbered_files_of(const fs::path& prefix) {
   return files;
 }
 
-// Refuses to go without a file between others of NAME_NNNNNN.bin, if `is_meant(file)`. The first may have any number.
+// Throws if a file between others of NAME_NNNNNN.bin is missing and `is_meant(file)`. The first may have any number.
 template <typename IsMeant>
 void refuse_gaps_of_numbers(const std::vector<fs::path>& files, const IsMeant& is_meant) {
   std::map<std::pair<std::string, std::string>, NumberedName> last_of_name;
@@ -213,8 +213,8 @@ void refuse_gaps_of_numbers(const std::vector<fs::path>& files, const IsMeant& i
   }
 }
 
-// Refuses to go without a shard that lies between others or that the state of the pack counts, if `is_meant(shard)`.
-// Names that end with numbers, such as dates, are no set unless PREFIX-00000 is one of them.
+// Throws if a shard is missing, between others or by the state of the pack, and `is_meant(shard)`. Names that end with
+// numbers, such as dates, are no set unless PREFIX-00000 is one of them.
 template <typename IsMeant>
 std::vector<fs::path> with_all_shards(std::vector<fs::path> files, const IsMeant& is_meant) {
   constexpr int64_t most_shards = 100'000;

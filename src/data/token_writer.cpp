@@ -183,8 +183,8 @@ struct TokenWriter::Impl {
   [[noreturn]] void throw_unfit(std::span<const int32_t> values) const {
     const int32_t highest = dtype == DType::u16 ? 0xFFFF : std::numeric_limits<int32_t>::max();
     const auto bad = std::find_if(values.begin(), values.end(), [&](int32_t id) { return id < 0 || id > highest; });
-    throw Error(ExitCode::data, "cannot write {}: token {} is not a token of dtype {}", tokens.path().native(), *bad,
-                dtype_name(dtype));
+    throw Error(ExitCode::data, "cannot write {}: token {} is outside the range of dtype {}", tokens.path().native(),
+                *bad, dtype_name(dtype));
   }
 
   void put_index() {

@@ -47,7 +47,7 @@ UnitChoices choose_units(const PlanCase& run, int32_t stage, std::optional<int64
   throw Error(ExitCode::usage, faults.lines());
 }
 
-// A setting that plans for a named GPU know, and that no run on a GPU can have yet.
+// A setting that plans for a named GPU may have, and runs on a GPU may not have yet.
 struct PlannedOnly {
   std::string setting;  // "optimizer.type = \"muon\""; empty: a run can have all settings
   std::string_view why, nearest;

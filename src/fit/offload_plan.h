@@ -24,8 +24,8 @@ struct PlayedPasses {
 PlayedPasses play_passes(const Schedule& schedule, const BufferBytes& bytes, const Target& target,
                          const ActionSeconds& seconds);
 
-// Sets leaves_for and comes_ahead of all units that `choices` offload: as many passes as the copy and those queued with
-// it take, at most as many as may be in flight. `options`: those of a schedule with these choices.
+// Sets leaves_for and comes_ahead of all units that `choices` offload: as many passes as the copy and the copies queued
+// with it take, at most as many as may be in flight. `options`: those of a schedule with these choices.
 void time_copies(UnitChoices& choices, ScheduleOptions options, const BufferBytes& bytes, const Target& target,
                  const ActionSeconds& seconds);
 

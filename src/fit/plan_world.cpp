@@ -260,7 +260,7 @@ HostMemoryUse fullest_host(const std::vector<MemoryPlan::ByClass>& on_host, cons
     const int64_t kind = at[MeshAxis::pipeline] * mesh.size(MeshAxis::tensor) + at[MeshAxis::tensor];
     MemoryPlan::ByClass bytes = on_host[kind];
     if (!mesh.is_first_data_context_rank(rank))
-      bytes[MemoryClass::samples] = 0;  // the first of equal ranks writes texts
+      bytes[MemoryClass::samples] = 0;  // only the first of equal ranks writes texts
     nodes[node_of_rank[rank]].add(bytes);
   }
   HostMemoryUse fullest;

@@ -47,7 +47,7 @@ constexpr bool updates_on_both(OptimizerKind type) {
   using enum OptimizerKind;
   return type == adamw || type == adamw_8bit || type == sgd || type == lion;
 }
-// Whether a GPU's host can run the optimizer's updates, which do not replace gradients.
+// Whether a GPU's host can run the optimizer's updates. False if these replace the gradients first.
 constexpr bool updates_on_host(OptimizerKind type) {
   return updates_on_both(type) || type == OptimizerKind::lamb || type == OptimizerKind::lars;
 }

@@ -22,8 +22,8 @@ struct WorldMemory {
 };
 
 // Combines the plans that the ranks made for themselves. `plans` and `device_bytes`, the device memory for each rank,
-// are by rank. largest_rank is the first rank that lacks the most bytes. Only the first data rank of each stage and
-// tensor rank is considered, like in plan_world; the others are if all of these fit.
+// are by rank. largest_rank is the first rank that lacks the most bytes. As in plan_world, only the first data rank of
+// each stage and tensor rank is considered, unless all of these fit.
 WorldMemory world_memory(const std::vector<MemoryPlan>& plans, const std::vector<int64_t>& device_bytes,
                          const Mesh& mesh, std::vector<int64_t> node_of_rank);
 

@@ -63,8 +63,8 @@ class Mesh {
   MeshPoint coordinates(int64_t rank) const;
   int64_t rank_of(const MeshPoint& coordinates) const;
   int32_t stage_of(int64_t rank) const;
-  // Data and context ranks: those with the same coordinates on the axes of tensor and pipeline. All have equal shapes
-  // and equal memory. Returns their number, and whether `rank` is the first of its own.
+  // Data and context ranks: a group of them has equal coordinates on the axes of tensor and pipeline, equal shapes and
+  // equal memory. Returns the size of a group, and whether `rank` is the first of its group.
   int64_t num_data_context_ranks() const { return world_size_ / size(MeshAxis::tensor) / size(MeshAxis::pipeline); }
   bool is_first_data_context_rank(int64_t rank) const;
   // Returns the stage's rank with coordinate `tensor_rank` on the tensor axis and 0 on all other axes.

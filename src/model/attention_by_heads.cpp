@@ -50,12 +50,14 @@ class AttentionByHeads final : public AttentionCore {
   void sum_parts(const LayerCall& call, const Matrix& blocks, int64_t first, const Matrix& rows) const;
   // Exchanges columns of this rank's rows for the heads of whole sequences.
   void exchange_heads(const LayerCall& call, const Matrix& rows, const Matrix& heads) const;
-  // RETURNS attention's output for the heads: the saved one, or one recomputed from `o`.
+  // RETURNS attention's output for the heads: the saved one or, if none is saved, one exchanged from this rank's rows
+  // `o`.
   Matrix output_of_heads(const LayerCall& call, const Matrix& o, WorkspaceFrame& frame) const;
   // Sends each rank its blocks and receives this rank's.
   void exchange(const Matrix& sent, const Matrix& received) const;
 
-  // Whole sequences of this rank's heads. Output saved as codes covers this rank's rows alone.
+  // Whole sequences of this rank's heads. `o_` is none if the output is saved as codes, which have this rank's rows
+  // alone.
   LayerLayout::Field qkv_, o_ = LayerLayout::none;
 };
 

@@ -35,8 +35,8 @@ struct StepShape {
   bool mask_documents = false;    // tokens attend only within their document
   int64_t max_documents = 0;      // AttentionMask::max_documents
   bool deterministic = true;      // true: the same bits in every run (AttentionBackward::fixed_bits)
-  // For each layer of the model, the part that it saves if it is recomputed. Saved products do not compute activations,
-  // since recompute needs the activations' inputs. Empty: no layer keeps a part.
+  // For each layer of the model, the part that it saves if it is recomputed. A linear whose product is saved does not
+  // compute the activation as well, as recompute needs the activation's input. Empty: no layer keeps a part.
   std::vector<KeptPart> saved_parts = {};
   LayerChoices choices = {};
   ContextRank context = {};  // the rank has its part of the tokens of each sequence

@@ -66,8 +66,9 @@ class LayerLayout {
   bool saves_attention() const { return saved_part_ == KeptPart::attention; }
 
   Field save(const SavedTensor& tensor);
-  // Declare a tensor that forward saves for its last reader. If the layer saves products, the last reader being B, or
-  // attention, or either, recompute reads the tensor and does not write it: `saved_for_recompute` has it.
+  // Declare a tensor that forward saves for its last reader. If the layer saves products (save_product), attention
+  // (save_attention) or either (save_product_of_attention), recompute reads the tensor and does not write it: it is in
+  // `saved_for_recompute`. REQUIRES for save_product: the last reader is B.
   Field save_product(const SavedTensor& tensor) { return save_for_recompute_if(tensor, saves_products()); }
   Field save_attention(const SavedTensor& tensor) { return save_for_recompute_if(tensor, saves_attention()); }
   Field save_product_of_attention(const SavedTensor& tensor) { return save_for_recompute_if(tensor, saves_part()); }

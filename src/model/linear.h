@@ -64,8 +64,8 @@ class Linear {
   // LinearOutput::sum, and backward_input a gradient of which it gathers the rows (GemmOperand::own).
   virtual bool exchanges_pieces() const { return false; }
 
-  // Quantizes the weight to FP8 if call.prepare_weights. REQUIRES: called before every pass. Collective over the
-  // tensor ranks if it fills them.
+  // Quantizes the weight to FP8 if call.prepare_weights. REQUIRES: called before every pass. Collective over the tensor
+  // ranks if it quantizes.
   virtual void prepare_weight(const LayerCall& call) = 0;
   // Computes y, or this rank's part of the sum, and saves the input for W (see keep_input). Collective over the tensor
   // ranks if a column-parallel linear gathers their rows of x (sequence parallelism), or if a linear with FP8 has only

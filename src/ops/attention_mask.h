@@ -19,7 +19,7 @@ struct AttentionMask {
   // document_starts.
   int64_t max_documents = 0;
 
-  // RETURNS the tokens that a query sees, itself included; 0: all before it. REQUIRES: pattern.one_run().
+  // RETURNS the number of tokens that a query sees, itself included; 0: all up to itself. REQUIRES: pattern.one_run().
   constexpr int64_t window() const { return pattern.width; }
 };
 

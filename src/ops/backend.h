@@ -107,7 +107,7 @@ class Backend {
   // device or library version. REQUIRES: called before the first step.
   virtual void use_algorithms(const std::string& /*record*/) {}
   // While on, a linear or FP8 product only times its algorithms, if none is chosen yet, and leaves its outputs
-  // undefined. All other ops do nothing, nor does `download`: there are no results.
+  // undefined. All other ops, and `download`, do nothing: there are no results.
   virtual void set_choosing(bool /*choosing*/) {}
   // RETURNS the op with its present weights packed into memory from `allocate`, using the present scratch memory; null
   // if the backend only has run(op). The machine's rate of products is measured with the faster of it and run(op).

@@ -67,7 +67,7 @@ inline int64_t fused_attention_matrices(const AttentionMask& mask) {
 }
 
 // Table of documents of a piece: arrays of each document's first row, its length, and its offset in each of at
-// most nine operands. Every array has the size of documents + 1 64-bit numbers.
+// most nine operands. Each array has room for documents + 1 numbers of 64 bits.
 constexpr int64_t document_operands = 9;
 
 constexpr int64_t document_array_bytes(int64_t documents) {

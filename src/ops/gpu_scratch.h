@@ -41,9 +41,9 @@ inline int64_t gpu_scratch_bytes(const SquaredNorm& op) {
   return gpu_norm_chunks_bound(op.gradients.cols, op.num_segments) * dtype_bytes(DType::f64);
 }
 
-// TensorNorms has the same chunks, with two sums each. A block adds up a chunk, and then the chunks of a tensor: lane l
-// of its warps adds four elements in turn, or one chunk, of as many as the lanes have together, and `sum_of_lanes` adds
-// up the lanes.
+// TensorNorms has the same chunks, with two sums each. One block adds up a chunk, and later one block adds up the
+// chunks of a tensor. The block's lanes take four elements, or one chunk, in turn and add their own up; `sum_of_lanes`
+// then adds up the lanes.
 constexpr int gpu_norm_lanes = 256, gpu_norm_pack = 4;
 
 // Returns the sum of a block's lanes in the order of its kernels: within each warp by halves, then warp after warp.
@@ -166,8 +166,8 @@ constexpr int64_t gpu_routing_chunks(const RouterRule& rule, int64_t rows) {
   return gpu_routing_runs(rule, rows) * ((rule.own_rows() + gpu_routing_chunk - 1) / gpu_routing_chunk);
 }
 
-// Numbers of 4 bytes in the parts of RouteTokens' scratch memory: counts, slots and shares of each chunk and expert,
-// two sums of each chunk, and each copy's weight.
+// Sizes of the parts of RouteTokens' scratch memory, in numbers of 4 bytes: counts, slots and shares of each chunk and
+// expert, two sums of each chunk, each copy's weight, and each row's keys if it needs any.
 struct GpuRoutingSizes {
   int64_t copies, keys, chunks, counts;
 

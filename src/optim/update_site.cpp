@@ -20,7 +20,7 @@ void UpdateSite::pass_state() const {
   updates.backend.upload(updates.state, &state, sizeof state);
 }
 
-// Ranks beside a GPU exchange sums in its memory, as all that they add up.
+// Updates on the host of a GPU add up sums over ranks in the GPU's memory, where the groups exchange all data.
 void UpdateSite::sum(const Matrix& sums) const {
   if (!updates.on_host_of_gpu) return sum_over_world(updates.groups, sums);
   WorkspaceFrame frame(ops.workspace);

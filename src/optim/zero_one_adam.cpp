@@ -12,7 +12,8 @@ namespace {
 
 constexpr size_t moment_column = 0;
 
-// Places in UpdateContext::exchange: the exchange's StepState, the weights at the last exchange, a unit's messages.
+// Offsets and size of UpdateContext::exchange, in bytes. Its parts: the exchange's StepState, the weights at the last
+// exchange (anchors), and a unit's messages.
 struct ExchangeMemory {
   int64_t anchors, messages, bytes;
 };

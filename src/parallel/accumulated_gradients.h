@@ -8,8 +8,8 @@
 // nearest.
 //
 // The random bits of a rounding follow from its number in the step. A sum over ranks that ends with micro-batch m has
-// number m. Micro-batch m of rank r of the unit's group alone has number r M + m, if there are M micro-batches. If two
-// stages hold a tied table, each draws with a key of its own.
+// number m. Rank r's own sum up to micro-batch m has number r M + m, for rank r of the unit's group and M
+// micro-batches. If two stages hold a tied table, each draws with a key of its own.
 #pragma once
 
 #include <cstddef>

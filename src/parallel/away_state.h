@@ -32,7 +32,7 @@ AwayBytes away_bytes(const ParameterStore& parameters, int64_t unit);
 // Reads and writes the working files through the landing area, one unit at a time. Used by the rank's thread.
 class AwayState {
  public:
-  // Borrows all. `files`: null in a plan, which only logs reads and writes, and on the host of a GPU. `beside_device`
+  // Borrows all. `files`: null if no state is on disk, and in a plan, which only logs reads and writes. `beside_device`
   // and `copies` as in UpdateLane. `before_use`: called before the landing area is used.
   AwayState(const ParameterStore& parameters, RankGroups& groups, WorkingFiles* files, UpdateCopies* copies,
             bool beside_device, std::function<void()> before_use);
@@ -40,8 +40,8 @@ class AwayState {
   // Brings the unit's state to its landing place, after writing back the one before it if that was changed; no effect
   // if the unit is at home.
   void fetch(int64_t unit);
-  // Also brings the unit's summed gradients to their landing place, if they are away, and beside a GPU the values that
-  // its update reads on the device to the host. REQUIRES: no update runs.
+  // As `fetch`, and also brings the unit's summed gradients to their landing place if they are away. Beside a GPU it
+  // copies the values that the unit's update reads from the device to the host. REQUIRES: no update runs.
   void fetch_with_gradients(int64_t unit);
   // Says that the caller changes the state of the unit that was fetched.
   void change() { changed_ = true; }
@@ -67,7 +67,7 @@ class AwayState {
   const std::function<void()> before_use_;
   std::vector<int64_t> units_;  // units that are away, in the order of their ranges
   int64_t fetched_ = -1;        // unit in the landing area; -1: none
-  int64_t brought_ = -1;        // unit whose values of the device are on the host; -1: none
+  int64_t brought_ = -1;        // unit whose values were copied from the device; -1: none
   bool changed_ = false;
   bool has_gradients_ = false;  // whether the landing area has the gradients of the fetched unit
 };

@@ -31,7 +31,7 @@ struct ExecutorResources {
   const AccumulatedGradients* accumulated = nullptr;  // null if gradients are accumulated in f32
   const GradientCompression* compression = nullptr;   // null if gradients are summed as they are
   bool sums_over_islands = false;                     // gradients are summed over all islands, not only in this one
-  bool sums_right = false;                            // a step sums the right ones of alternating factors
+  bool sums_right = false;                            // if factors alternate: the step sums right factors
   bool is_alone = false;                              // units of coded gradients are not summed
   WeightAverage* average = nullptr;                   // null unless ranks or islands train alone
   MicroBatchUploads* uploads = nullptr;               // null if the backend's memory is host memory

@@ -68,7 +68,7 @@ struct GradientMessages {
   int phases(bool cuts_state) const;
   // Returns the bytes of a buffer of errors and factors.
   int64_t residual_bytes() const { return num_residuals * dtype_bytes(DType::f32); }
-  // Returns the bytes of a copy of `boxes` in which each starts at a multiple of memory_alignment.
+  // Returns the bytes of a copy of `boxes`, with or without factors, each from a multiple of memory_alignment on.
   int64_t snapshot_bytes(bool with_factors) const;
 };
 

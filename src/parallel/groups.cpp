@@ -57,7 +57,7 @@ int64_t num_islands_of(const ParallelConfig& parallel, const Mesh& mesh) {
   return mesh.size(MeshAxis::context) * mesh.size(MeshAxis::data) / parallel.node_replicas.dense;
 }
 
-// Returns the ranks among `all` that are in `rank`'s run of `of_run`, or those with its index in all runs.
+// Cuts `all` into runs of `of_run` ranks. Returns the run that `rank` is in, or the ranks with its index in all runs.
 std::vector<int64_t> ranks_of_runs(const std::vector<int64_t>& all, int64_t rank, int64_t of_run, bool of_all_runs) {
   const int64_t index = std::find(all.begin(), all.end(), rank) - all.begin();
   std::vector<int64_t> ranks;
@@ -82,7 +82,7 @@ std::vector<int64_t> in_order_of_pieces(const std::vector<int64_t>& ranks, int64
   return ordered;
 }
 
-// The ranks that communicate by node instead of all that hold the same parameters.
+// Returns how many replicas of a dense unit, and of experts, are on a node if ranks communicate by node, else zeros.
 NodeReplicas summed_by_node(const ParallelConfig& parallel) {
   return parallel.sums_by_node() ? parallel.node_replicas : NodeReplicas{};
 }

@@ -254,7 +254,7 @@ class RankGroups {
   int64_t rank_;
   MeshPoint at_;
   bool context_ranks_have_pairs_;
-  NodeReplicas node_replicas_;  // empty with parallel.zero_node_copy
+  NodeReplicas node_replicas_;  // zeros unless ParallelConfig::sums_by_node
   int64_t islands_;
   bool linked_ = false;
   EventLog* log_ = nullptr;

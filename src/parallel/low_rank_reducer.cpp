@@ -113,7 +113,7 @@ class LowRankReducer final : public GradientReducer {
   static Matrix errors(std::byte* buffer, const LowRankMatrix& matrix) {
     return matrix_at(buffer, matrix.residual, matrix.rows, matrix.cols);
   }
-  // With both factors, their vectors lie one behind the other.
+  // If factors alternate, each row has a vector of the right factor, and behind it one of the left.
   Matrix factor(std::byte* buffer, const LowRankMatrix& matrix) const {
     if (compression_.factors == FactorSums::both) return matrix_at(buffer, matrix.factor, rank(), matrix.cols);
     return matrix_at(buffer, matrix.factor, rank(), matrix.cols + matrix.rows).column_range(0, matrix.cols);

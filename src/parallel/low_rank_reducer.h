@@ -15,7 +15,7 @@ struct LowRankMatrix {
   int64_t first;        // elements from the unit's start
   int64_t rows, cols;   // padding included
   int64_t residual;     // offset of its errors in a buffer of all errors, in elements
-  int64_t factor;       // offset of the right factor of the last sum in that buffer, or of a matrix of both factors
+  int64_t factor;       // offset in that buffer of the last sum's right factor or, if it alternates, of both
   int64_t left, right;  // offsets of the factors in a sum's buffer, in elements
 };
 

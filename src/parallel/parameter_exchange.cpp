@@ -24,7 +24,7 @@ GroupKind kind_of(ReductionGroup group, const UnitRange& unit) {
 
 // Values of a unit's elements that ranks gather.
 struct GatheredValues {
-  std::byte *piece, *whole;  // values of this rank's piece; the place of all values
+  std::byte *piece, *whole;  // values of this rank's piece; memory for all values
   int64_t block;             // elements that share a value
   DType dtype;
 };

@@ -21,7 +21,7 @@ namespace gptrain::inline parallel {
 // ticket covers both. Collective over the unit's group (ReplicaGroup).
 Lane::Ticket begin_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered, RankGroups& groups,
                           Backend& backend);
-// Decodes weights that were gathered in codes (Sharding::codes_weights). REQUIRES: the gather has ended; called once.
+// Decodes weights that were gathered in codes (Sharding::codes_weights), else no effect. Call once, after the gather.
 void finish_gather(const ParameterStore& parameters, int64_t unit, std::byte* gathered, Backend& backend);
 
 // Copies this rank's part of a unit's f32 norms from the masters to ParameterStore::updated_norms, with

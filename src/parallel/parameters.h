@@ -100,7 +100,7 @@ struct UnitBufferBytes {
   int64_t narrow_gradients = 0;  // gradients in the narrower dtype in which they are summed
 };
 UnitBufferBytes unit_buffer_bytes(const UnitRange& range, const Sharding& sharding);
-// Returns the bytes that gathered weights take more if they travel in codes.
+// Returns the bytes that a unit's gathered weights take in addition if they travel in codes, else 0.
 int64_t code_bytes_behind(const UnitRange& range, const Sharding& sharding);
 
 // Starts of the buffers. `updated`, `master` and `state` lie where updates of units at home run, the others on the

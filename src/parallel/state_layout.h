@@ -35,7 +35,7 @@ class StateLayout {
     int64_t weight_bytes = 0, gradient_bytes = 0;
     // All units in the order of their updates; may be empty if all are at home.
     std::vector<int64_t> order = {};
-    int64_t most_landed = 3;  // at least: one is read, one updated, one written
+    int64_t most_landed = 3;  // at least 3: one is read, one updated, one written
   };
   // `places`: by unit, MemoryPlace::device for a unit at home; empty: all are at home. Experts that are units of their
   // own are where their block is.

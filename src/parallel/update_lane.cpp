@@ -343,7 +343,8 @@ void UpdateLane::work() {
       --num_pending_;
     }
     changed_.notify_all();
-    // A read waits for the write of other state at its place, but no update waits for that read.
+    // A read whose place holds state that is still being written is tried again in a millisecond, unless an update
+    // waits.
     if (!has_begun) changed_.wait_for(lock, std::chrono::milliseconds(1), is_asked);
   }
 }

@@ -31,7 +31,8 @@ class UpdateLane {
  public:
   // Borrows all. `files`: null if nothing is on disk. `copies`: null unless ops run on a GPU. Both are null in a plan,
   // in which ops only go to `backend`, and disk transfers and copies to the log. `beside_device`: the rank's ops run on
-  // a GPU, which exchanges weights and gradients with the host. `cores`: those of the ops' threads; empty: all.
+  // a GPU, which exchanges weights and gradients with the host. `cores`: for the threads of the lane and of its ops;
+  // empty: all.
   UpdateLane(const ParameterStore& parameters, Backend& backend, RankGroups& groups, WorkingFiles* files,
              UpdateCopies* copies, bool beside_device, const std::vector<int>& cores);
   // Drops updates that have not begun. Waits for the one that runs, and for transfers.

@@ -30,8 +30,8 @@ struct PassCost {
   double backward_weight = 0;  // second half of a split backward pass
   double backward = 0;         // backward pass that is not split, recomputation included
   double exposed_tensor = 0;   // part of all passes spent waiting for the tensor lane
-  double exposed_context = 0;  // and for the context lane
-  double exposed_expert = 0;   // and for the expert lane
+  double exposed_context = 0;  // part spent waiting for the context lane
+  double exposed_expert = 0;   // part spent waiting for the expert lane
 
   // Adds the costs of `count` equal units.
   void add(const PassCost& cost, double count) {
@@ -65,7 +65,7 @@ struct UpdateCost {
   double sum_ops = 0;  // ops that belong to a sum
   double keep = 0;     // adding a micro-batch's gradients to gradients that are stored in a narrower dtype
   double gather = 0;   // gathering its weights
-  double codes = 0;    // encoding and decoding them (comm.weights)
+  double codes = 0;    // encoding and decoding its weights (comm.weights)
   double update = 0;   // optimizer's update
   double measure = 0;  // pass over whole tensors before all updates, if the optimizer needs one (Optimizer::measure)
 };

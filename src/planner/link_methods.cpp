@@ -22,7 +22,7 @@ namespace gptrain::inline planner {
 namespace {
 
 // A method and its settings, in the form of --set: {fifth} stands for a fifth of the run's steps, {nodes} for the
-// nodes.
+// number of nodes.
 struct SendingMethod {
   std::string_view name;
   std::array<std::string_view, 5> settings;  // unused elements are empty
@@ -30,11 +30,11 @@ struct SendingMethod {
 constexpr std::array<SendingMethod, 9> sending_methods = {{
     {"as given", {}},
     {"sums by node", {"comm.hierarchy=node"}},
-    {"copies on nodes", {"parallel.zero_node_copy=true"}},
+    {"replicas on nodes", {"parallel.zero_node_copy=true"}},
     {"int8 weights", {"comm.weights=int8"}},
     {"int8 sums", {R"(comm.compression={"kind": "int8"})"}},
-    {"rank 2", {R"(comm.compression={"kind": "powersgd", "rank": 2})"}},
-    {"rank 2, alternating", {R"(comm.compression={"kind": "powersgd", "rank": 2, "alternate": true})"}},
+    {"powersgd, rank 2", {R"(comm.compression={"kind": "powersgd", "rank": 2})"}},
+    {"powersgd, alternating", {R"(comm.compression={"kind": "powersgd", "rank": 2, "alternate": true})"}},
     {"1-bit Adam", {"optimizer.type=onebit-adam", "optimizer.freeze_step={fifth}", "optimizer.clip_norm=0"}},
     {"DiLoCo, 30 steps",
      {R"(parallel.local_steps={"islands": {nodes}, "every": 30, "outer": "nesterov"})", "checkpoint.every_steps=0",
@@ -88,7 +88,7 @@ LayoutResult mean_of_steps(const std::filesystem::path& file, std::span<const st
   double seconds = result.step_seconds;
   RunConfig other = config;
   if (config.compression().alternate) {
-    ++other.run.steps;  // ends with the other factors
+    ++other.run.steps;  // the last step sums the other factors
     seconds = (seconds + predicted(other).step_seconds) / 2;
   } else if (LocalStepsConfig& local = other.parallel.local_steps; local.is_on() && local.every > 1) {
     const double share = 1 / static_cast<double>(local.every);
@@ -120,7 +120,7 @@ std::string fastest_text(const Study& study, size_t stride) {
     if (best != &given && given.result)
       text += fmt::format(", {:.3g} times as fast as given", given.result->step_seconds / best->result->step_seconds);
   }
-  return texts.empty() ? "no method fits" : "fastest with " + join(texts, "; ");
+  return texts.empty() ? "no method fits" : "the fastest on each network: " + join(texts, "; ");
 }
 
 }  // namespace
@@ -158,7 +158,7 @@ Study compare_link_methods(const std::filesystem::path& file, std::span<const st
       study.points.push_back(std::move(point));
     }
   }
-  study.note = "mean steps after any warm-up; " + fastest_text(study, networks.size());
+  study.note = "step times are means over the steps after a method's warm-up; " + fastest_text(study, networks.size());
   return study;
 }
 

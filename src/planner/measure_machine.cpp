@@ -60,7 +60,7 @@ MeasuredOps measure_ops(Backend& backend, Communicator& others, double seconds, 
     others.barrier();
     measure_products(backend, dtype, {time.next(of_products * part), tick}, ops);
     others.barrier();
-    // The CUDA backend has no products of experts.
+    // Products of experts are measured on CPUs only.
     if (backend.target().kind == Target::Kind::cpu) {
       measure_grouped_products(backend, dtype, {time.next(of_grouped * part), tick}, ops);
       others.barrier();

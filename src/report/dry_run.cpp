@@ -343,10 +343,9 @@ std::string run_section(const DryRun& input, const Totals& totals) {
                              input.rate->origin,
                              is_predicted ? "; " + with_failures_text(seconds / 86400, input.forecast->goodput) : ""));
   } else {
-    text += text_row(
-        "time", "?",
-        "unknown speed: give --tokens-per-second, or --target FILE (written by gptrain bench device), or start the "
-        "run, whose measured speed is then used");
+    text +=
+        text_row("time", "?",
+                 "unknown: give --tokens-per-second or --target FILE (of gptrain bench device), or train some steps");
   }
   text += text_row("checkpoint", format_bytes(static_cast<double>(input.checkpoint.bytes)),
                    checkpoint_remark(input.checkpoint));

@@ -151,7 +151,11 @@ std::string ranks_section(const DryRun& input) {
     text += fmt::format("  {}\n", by_node);
   text += traffic_text(input, "step", input.world.traffic);
   for (const ProgramTraffic& other : input.world.other_traffic)
-    text += traffic_text(input, fmt::format("{} step", other.name), other.traffic);
+    text += traffic_text(input,
+                         other.name == "left" || other.name == "right"
+                             ? fmt::format("step that sums {} factors", other.name)
+                             : fmt::format("{} step", other.name),
+                         other.traffic);
   return text;
 }
 

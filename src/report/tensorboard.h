@@ -11,9 +11,9 @@
 
 namespace gptrain::inline report {
 
-// Writes one new event file in `folder`, named so that TensorBoard reads it after the files already there. With
-// resume_step >= 0 the file tells TensorBoard to forget all events of later steps. REQUIRES: the folder exists. THROWS
-// Error(usage) if the file cannot be written.
+// Writes one new event file in `folder`, named so that TensorBoard reads it after the files already there. The file
+// tells TensorBoard to forget all events of steps after `resume_step`; -1: all events. REQUIRES: the folder exists.
+// THROWS Error(usage) if the file cannot be written.
 class TensorBoardWriter {
  public:
   struct Scalar {

@@ -107,7 +107,7 @@ std::unique_ptr<Model> make_model(const StepDesign& design, const StepShape& sha
 // Returns the shape of the micro-batches of a rank with that number on the context axis.
 MicroBatchShape micro_batch_shape(const StepConfig& config, int64_t context_rank = 0);
 
-// Returns the size of a ring of micro-batches; on a device those of two steps, as many as the host may have queued.
+// Returns the size of a ring in which a device's last micro-batches stay valid: two steps', at most most_retained.
 PrefetchRing prefetch_ring(const StepConfig& config, const Target& target);
 int64_t prefetch_ring_bytes(const StepConfig& config, const Target& target);
 // Returns the bytes of the ring for training, and of the one for validation if the config has validation data.

@@ -221,7 +221,7 @@ void StepParts::make_update_lane(const UpdateDevice& updates) {
     away_gradients = std::make_unique<AwayGradients>(*parameters, groups, backend, files, updates.gpu, slots);
 }
 
-// Lends the memory that is read from files and written to them.
+// Lends `files` the memory of their reads and writes.
 void StepParts::lend_memory(WorkingFiles& files) const {
   const auto part = [](std::byte* start, int64_t bytes) { return std::span(start, static_cast<size_t>(bytes)); };
   const StateLayout& layout = parameters->state_layout();

@@ -29,7 +29,7 @@ std::vector<StepProgram> zero_one_programs(const OptimizerConfig& optimizer, int
   return programs;
 }
 
-// Whether the step after `done` steps sums right factors: every second one, of those with compressed sums.
+// Whether the step after `done` steps sums right factors, as every second one of the steps with compressed sums does.
 bool sums_right(const StepConfig& config, int64_t done) {
   return std::abs(done - config.compression().start_step) % 2 == 1;
 }

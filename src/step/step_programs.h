@@ -17,7 +17,7 @@ struct StepProgram {
   std::string_view name;
   int64_t first_step = 0;     // steps of the run before its first one
   bool compresses = false;    // sums gradients in messages
-  bool sums_right = false;    // sums the right ones of alternating factors
+  bool sums_right = false;    // if factors alternate: sums right factors
   bool over_islands = false;  // with parallel.local_steps or zero_node_copy: sums gradients over all islands
   bool is_alone = false;      // does not sum the gradients of units that compressed sums would code
   bool averages = false;      // averages the weights at its end

@@ -34,8 +34,8 @@ class IoQueue {
   // memory stays valid until the transfer has ended.
   virtual void begin(const FileTransfer& transfer, uint64_t tag) = 0;
   // Says that most transfers will be of this memory, so that the system may look up its pages once, not for each
-  // transfer. No effect if it does not. Call before the first transfer. REQUIRES: the memory begins at a multiple of
-  // page_bytes and stays valid until the last transfer has ended.
+  // transfer. No effect if the system cannot. Call before the first transfer. REQUIRES: the memory begins at a multiple
+  // of page_bytes and stays valid until the last transfer has ended.
   virtual void lend(const std::vector<std::span<std::byte>>& /*memory*/) {}
   // Waits for the end of a transfer. REQUIRES: one is under way.
   virtual EndedTransfer await() = 0;

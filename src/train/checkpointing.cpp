@@ -133,8 +133,10 @@ void Checkpointing::start_from_weights(const fs::path& checkpoint) {
   if (const std::string warning = rise_warning(checkpoint); !warning.empty()) print_err("warning: {}\n", warning);
   const std::optional<TokenizerRecord> before = read_tokenizer(checkpoint);
   if (before && data_.tokenizer && !is_same_tokenizer(*before, *data_.tokenizer))
-    print_err("warning: the data have another tokenizer than {}: its weights know other tokens by these ids\n",
-              checkpoint.string());
+    print_err(
+        "warning: the data were packed with another tokenizer than that of {}: to its weights these ids are other "
+        "tokens; pack the texts with its tokenizer\n",
+        checkpoint.string());
   if (before && !data_.tokenizer && !before->text.empty())
     print_out("note: the tokenizer of the data is not known; data.tokenizer = {} is that of the weights\n",
               before->is_bytes() ? "bytes" : (checkpoint / tokenizer_name).string());

@@ -225,7 +225,7 @@ fs::path resolve_checkpoint(const fs::path& path) {
       fs::is_regular_file(path, error) ? std::vector<CheckpointInfo>{} : list_checkpoints(path);
   if (found.empty() && fs::exists(path / "config.json", error)) {
     throw Error(ExitCode::checkpoint,
-                "{}: a Hugging Face folder (config.json), and no checkpoint: make one of it with: gptrain checkpoint "
+                "{} is a Hugging Face folder (config.json), not a checkpoint: import it with: gptrain checkpoint "
                 "import --hf "
                 "{} OUT",
                 path.string(), path.string());

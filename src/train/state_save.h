@@ -18,11 +18,12 @@ namespace gptrain::inline train {
 
 enum class StatePart { all, weights };
 
-// Returns the access of slices to the memory of a step; null if all of it is the host's. The step must outlive it.
+// Returns the access of slices to the memory of a step; null if the whole state lies in host memory. The step must
+// outlive it.
 std::unique_ptr<SliceMemory> make_slice_memory(const TrainingStep& step);
 
-// Returns the slices of the weights, of each column of the optimizer's state, and of the errors of compressed
-// gradients, in the memory that `pieces` name.
+// Returns the slices of the weights and, unless `part` is weights, of the optimizer's columns and of the errors and
+// factors of compressed gradients, in the memory that `pieces` name.
 std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSlice>& pieces, StatePart part,
                              SliceMemory* memory);
 

@@ -93,7 +93,7 @@ class Disk(CheckpointCase):
         self.assertGreaterEqual(all_there["disk_gradients_bytes"], usual["gradients_bytes"])
 
     def test_a_drive_that_changes_bits_ends_the_run(self):
-        """Until then updates run on a core of their own."""
+        """Before the run ends, its updates run on a core of their own."""
         run = self.start("train", self.config, *self.on_disk("run.out=damaged", "run.steps=100000",
                                                              "log.every_steps=100000", "memory.update_threads=1",
                                                              "checkpoint.every_steps=100000"))

@@ -42,8 +42,8 @@ class Tokens(FormatCase):
                     self.refuse_all(name, f"{name} is {message}")
             self.refuse_all("ours", "cannot read ours: it is the PREFIX of a token file: " + AGAIN)
         # Without a name, ids below 256 and letters in UTF-16 are the same bytes.
-        self.refuse_all(self.write("ids", "Once upon a time.".encode("utf-16-le")), "text in UTF-16LE, or a token file: make UTF-8 of a text")
-        self.refuse_all(self.write("wide", "Once upon a time.".encode("utf-16-be")), "text in UTF-16BE: make UTF-8 of it with: iconv -f UTF-16BE")
+        self.refuse_all(self.write("ids", "Once upon a time.".encode("utf-16-le")), "text in UTF-16LE, or a token file: convert a text to UTF-8")
+        self.refuse_all(self.write("wide", "Once upon a time.".encode("utf-16-be")), "text in UTF-16BE: convert it to UTF-8 with: iconv -f UTF-16BE")
         self.refuse_all(self.write("marked.bin", "Once upon a time.".encode("utf-16")), "text in UTF-16: ")
         self.assertIn("as one text", self.pack(self.write("prose.bin", "Once upon a time.\n")))
 
@@ -159,7 +159,7 @@ class Options(FormatCase):
     def test_a_folder_of_transformers_as_a_checkpoint(self):
         self.path("hf").mkdir()
         self.write("hf/config.json", '{"model_type": "gpt2"}')
-        message = "hf: a Hugging Face folder (config.json), and no checkpoint: make one of it with: gptrain checkpoint import --hf hf OUT"
+        message = "hf is a Hugging Face folder (config.json), not a checkpoint: import it with: gptrain checkpoint import --hf hf OUT"
         self.refuse(CHECKPOINT, message, "generate", "--checkpoint", "hf", "--prompt", "x")
         self.path("hf/config.json").unlink()
         self.refuse(CHECKPOINT, "neither a checkpoint", "generate", "--checkpoint", "hf", "--prompt", "x")
@@ -252,7 +252,7 @@ class TokenizerFiles(FormatCase):
         self.write("m/vocab.json", "{}")
         for number in ("-1", "1.5", "x", ""):
             self.write("m/tokenizer_config.json", json.dumps({"added_tokens_decoder": {number: {"content": "x"}}}))
-            self.refuse(USAGE, f'the id "{number}", which is no whole number from 0 on', "data", "tokenize", "--tokenizer", "m", "x")
+            self.refuse(USAGE, f'the id "{number}", which is not a whole number of at least 0', "data", "tokenize", "--tokenizer", "m", "x")
 
 
 if __name__ == "__main__":

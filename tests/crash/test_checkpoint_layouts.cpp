@@ -33,7 +33,7 @@ struct Layout {
   std::string schedule = "";  // with the number of stages
   int stages = 1;
   int context = 1;
-  bool is_ring = false;  // the method of the context ranks, else heads
+  bool is_ring = false;  // method of the context ranks: ring, else heads
   int expert = 0;        // ranks that share experts; 0: the model has none
   int expert_tensor = 1;
 

@@ -374,7 +374,7 @@ void Trial::time_op(const Runner& runner, const Footprint& footprint) {
     return seconds_now() - start;
   };
   seconds_of(1);  // the first call builds things that later ones reuse
-  // Runs several at once if the wait at the end would be a large part of one.
+  // Times several runs together if the wait at their end would be a large part of one.
   const int at_once = static_cast<int>(std::clamp(std::ceil(1e-3 / seconds_of(1)), 1.0, 100.0));
   double fastest = std::numeric_limits<double>::infinity();
   int runs = 0;

@@ -140,7 +140,7 @@ TEST_CASE("weights that are gathered in codes train nearly as exact ones, alike 
     }
     losses.push_back(coded.losses);
   }
-  // Blocks of codes lie alike on two and three ranks: only sums round otherwise.
+  // Two and three ranks have the same blocks of codes, so that only the rounding of sums differs.
   for (size_t step = 0; step < 4; ++step) CHECK(losses[1][step] == Approx(losses[0][step]).epsilon(1e-4));
 }
 

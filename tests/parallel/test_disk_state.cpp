@@ -169,7 +169,7 @@ TEST_CASE("the state of each optimizer may lie on disk") {
   int units = 3;
   for (const Overrides& optimizer : optimizers) {
     INFO(optimizer.front());
-    // The model has fewer units than the last optimizers have room for.
+    // disk_units rises from case to case; in the last ones it exceeds the model's units.
     compare({1, 2, {"parallel.zero=1"}}, joined({optimizer, {"precision.compute=bf16"}}),
             {"memory.disk_units=" + std::to_string(units++), "memory.disk_transfer_bytes=4096", "memory.disk_depth=3"});
   }

@@ -100,7 +100,7 @@ class Device(unittest.TestCase):
                 self.assertAlmostEqual(found, loss, delta=1e-5 * loss)
 
     def test_mixtures_of_experts_train_on_devices_as_on_the_cpu(self):
-        """On one device, and spread over two, where algorithms are chosen with rows that no router has counted."""
+        """On one device, and spread over two. Algorithms are timed there before any router has counted rows."""
         moe = {"experts": 4, "top_k": 2, "ffn_hidden_size": 32, "shared": 1, "shared_gate": "sigmoid"}
         settings = ("--set", f"model.moe={json.dumps(moe)}", "--set", "model.bias=false")
         spread = ("--ranks", "2", "--set", "parallel.expert=2", "--set", "parallel.zero=1")

@@ -19,8 +19,8 @@ class BlockTexts {
   using OnFault = std::function<void(int64_t line, const std::string& reason, bool is_one_document)>;
 
   // `replace_invalid_utf8`: replaces invalid UTF-8 with U+FFFD and keeps zero bytes. Otherwise a document with invalid
-  // UTF-8 is a fault, and one with a zero byte unless it is a row. `any_bytes`: inputs for which the user named the
-  // format text may contain any bytes.
+  // UTF-8 is a fault; so is one with a zero byte, unless it is a row of a table. `any_bytes`: an input may contain any
+  // bytes if the user named its format, text.
   explicit BlockTexts(bool replace_invalid_utf8, bool any_bytes = false);
 
   // Calls `on_text` for each document or part of a text, `on_fault` for each document that cannot be read, in order.

@@ -55,11 +55,12 @@ struct BlockPosition {
 // thread-safe.
 class BlockReader {
  public:
-  // `safe_cut` returns a position where a text may be cut, or 0, as last_safe_cut() does.
+  // Borrows `inputs`. `safe_cut` returns a position where a text may be cut, or 0, as last_safe_cut() does.
   BlockReader(const std::vector<TextInput>& inputs, ReadOptions options,
               std::function<size_t(std::string_view)> safe_cut, BlockPosition from = {});
 
-  // Returns the next block; nullopt at the end. Throws Error(data) with the file, and with the line if known.
+  // Returns the next block; nullopt at the end. Throws Error(data) with the file, and with the line if known;
+  // Error(usage) for Parquet on the standard input.
   std::optional<TextBlock> next();
   // Gives the memory of `text` to a later block.
   void reuse(std::string text) { spare_ = std::move(text); }

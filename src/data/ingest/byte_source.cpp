@@ -101,7 +101,8 @@ bool ByteSource::skip_zeros() {
   }
 }
 
-// Refuses data behind a stream that do not begin another one. REQUIRES: a byte is there.
+// Refuses data after a compressed stream unless they begin another stream of the same format. REQUIRES: a byte is
+// there.
 void ByteSource::require_same_compression() {
   constexpr size_t magic_bytes = 10;
   if (end_ - begin_ < magic_bytes) fill();

@@ -107,7 +107,7 @@ CountedPieces count_pieces(const CountOptions& options, const std::function<void
     num_bytes += static_cast<int64_t>(block->text().size());
     num_inputs = block->input + 1;
     if (progress) progress({block->file_bytes_read, total_bytes(inputs), num_bytes});
-    // Starts a thread a block, so that there are never more threads than blocks.
+    // Starts at most one thread with each block, so that there are never more threads than blocks.
     if (counters.size() < std::min(static_cast<size_t>(options.threads), ++num_blocks)) {
       Counter& counter = *counters.emplace_back(std::make_unique<Counter>(options));
       threads.push_back(start_thread("counts the pieces of the input", [&work, &counter] { work(counter); }));

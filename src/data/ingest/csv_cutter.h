@@ -1,4 +1,4 @@
-// Finds the ends of CSV records without their fields.
+// Finds the ends of CSV records without parsing their fields.
 #pragma once
 
 #include <cstddef>
@@ -15,12 +15,13 @@ class CsvCutter {
 
   // Goes on to the end of `text`, the text of earlier calls with more behind it. `at_end`: no more follows.
   void scan(std::string_view text, bool at_end);
-  // Takes the first `size` bytes, whole records, from the text.
+  // Says that the caller has removed the first `size` bytes, whole records, from the text. end() is 0 until the next
+  // scan.
   void drop(size_t size);
 
   // Returns the end of the last whole record; 0 if there is none.
   size_t end() const { return end_; }
-  // Returns the position of a quote that opens a field and is not closed.
+  // Returns the position of the quote that opens a field and is not closed; nullopt if there is none.
   std::optional<size_t> open_quote() const { return open_quote_; }
 
  private:

@@ -57,7 +57,8 @@ constexpr std::string_view no_texts = "give files of texts";
 constexpr std::string_view fetch_lfs = "fetch the data with git lfs pull";
 
 constexpr std::string_view spell_out = "save its text as a .txt";
-constexpr std::string_view save_array = "token arrays are not packed: np.save makes a .npy, to be named in data.train";
+constexpr std::string_view save_array =
+    "token arrays are not packed: save each with np.save, and name the .npy in data.train";
 
 // Zip archives that are files of a program, told by the suffix or by the names of their first entries.
 struct ZipForm {
@@ -149,9 +150,9 @@ bool has_lines_of_utf8(std::string_view start) {
   return readable * 4 > rest.size() * 3;
 }
 
-// Returns the encoding's name for iconv; empty if none. Without a byte order mark the name ends with BE or LE: ASCII in
-// UTF-16 has a zero in every second byte. Most characters in UTF-32 have two zeros in the same half of their four
-// bytes.
+// Returns iconv's name of the UTF-16 or UTF-32 that a text is in; empty if it is in neither. Without a byte order mark
+// the name ends with BE or LE: ASCII in UTF-16 has a zero in every second byte. Most characters in UTF-32 have two
+// zeros in the same half of their four bytes.
 std::string_view wide_encoding(std::string_view start) {
   if (has_lines_of_utf8(start)) return {};
   if (start.starts_with(std::string_view("\xFF\xFE\0\0", 4)) ||
@@ -173,7 +174,7 @@ std::string_view wide_encoding(std::string_view start) {
   return is_wide ? (even > odd ? "UTF-16BE" : "UTF-16LE") : std::string_view();
 }
 
-// Refuses a zip archive by the program that writes such archives, if it is known.
+// Refuses a zip archive. The message names the program that writes such archives, if it is known.
 [[noreturn]] void refuse_zip(const std::filesystem::path& path, std::string_view start) {
   constexpr size_t length_at = 26;
   constexpr size_t name_at = 30;
@@ -226,12 +227,12 @@ void refuse_foreign_format(const std::filesystem::path& path, std::string_view s
   }
   refuse_bare_tokens(path, start);
   const std::string encoding(wide_encoding(start));
-  if (encoding.empty() || path.extension() == ".npy") return;  // the name tells more
+  if (encoding.empty() || path.extension() == ".npy") return;  // refused by its name later
   // Ids below 256 in tokens of u16 or u32 look the same.
   const bool may_be_tokens = encoding.ends_with("LE");
   refuse_format(
       path, fmt::format("text in {}{}", encoding, may_be_tokens ? ", or a token file" : ""),
-      fmt::format("make UTF-8 of {} with: iconv -f {} -t UTF-8 IN >OUT{}", may_be_tokens ? "a text" : "it", encoding,
+      fmt::format("convert {} to UTF-8 with: iconv -f {} -t UTF-8 IN >OUT{}", may_be_tokens ? "a text" : "it", encoding,
                   may_be_tokens ? fmt::format("; a token file is {}", not_packed_again.substr(6)) : ""));
 }
 

@@ -25,8 +25,8 @@ constexpr const char* any_input = "*";  // pattern of a NAME without one
   throw Error(ExitCode::data, "cannot read {}: {}", input.native(), reason);
 }
 
-// Returns the reason why a path cannot be read; `otherwise` unless it is the PREFIX of a token file, or the data that
-// git-annex has not fetched: it keeps links in their place that lead nowhere.
+// Returns the reason why a path cannot be read; `otherwise` unless it is the PREFIX of a token file, or a link of
+// git-annex, which leads nowhere until the data are fetched.
 std::string reason_of(const fs::path& path, const std::string& otherwise) {
   std::error_code ignored;
   if (fs::exists(token_file_path(path, ".idx"), ignored))

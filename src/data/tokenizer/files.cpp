@@ -195,7 +195,9 @@ TokenizerParts read_ranks(std::string_view text, const std::string& source, cons
     parts.stages.push_back(stage_of(pattern));
     const bool is_regex = std::holds_alternative<RegexStage>(parts.stages.back());
     if (const auto other = is_regex ? read_otherwise_by_tiktoken(pattern) : std::string_view(); !other.empty())
-      throw Error(ExitCode::usage, "{}: {} in --pattern is not matched as tiktoken matches it", source, other);
+      throw Error(ExitCode::usage,
+                  "{}: gptrain does not match {} in --pattern as tiktoken does; write the pattern without it", source,
+                  other);
   } else if (published) {
     parts.stages.emplace_back(published->pattern);
     parts.nfc = published->nfc;

@@ -123,13 +123,15 @@ std::vector<ExtraToken> extra_tokens(const fs::path& folder) {
                 "--special-in-text text to `gptrain data pack`",
                 config.native());
   const json decoder = given.value("added_tokens_decoder", json::object());
-  if (!decoder.is_object()) throw Error(ExitCode::usage, "{}: added_tokens_decoder is no object", config.native());
+  if (!decoder.is_object())
+    throw Error(ExitCode::usage, "{}: added_tokens_decoder is not a JSON object", config.native());
   std::map<int64_t, json> by_id;
   for (const auto& [number, value] : decoder.items()) {
     int64_t id = -1;
     const char* const end = number.data() + number.size();
     if (std::from_chars(number.data(), end, id).ptr != end || id < 0)
-      throw Error(ExitCode::usage, "{}: added_tokens_decoder has the id \"{}\", which is no whole number from 0 on",
+      throw Error(ExitCode::usage,
+                  "{}: added_tokens_decoder has the id \"{}\", which is not a whole number of at least 0",
                   config.native(), number);
     if (!value.is_object()) throw Error(ExitCode::usage, "{}: added_tokens_decoder holds no tokens", config.native());
     by_id[id] = token_with_defaults(value, false, config);
@@ -284,7 +286,7 @@ void refuse_cut_merge(const fs::path& folder, int64_t number, const std::string&
     return;
   throw Error(ExitCode::usage, "{}, line {}: \"{}\" {}{}", (folder / "merges.txt").native(), number,
               printable(line, 40),
-              is_pair ? "is no merge of tokens of vocab.json" : "is no pair of tokens with a space between them",
+              is_pair ? "is no merge of two tokens of vocab.json" : "is no pair of tokens with a space between them",
               is_at_end ? ", and the file ends there, without a line end: it was cut, fetch it again" : "");
 }
 

@@ -112,7 +112,7 @@ class Tokenizer {
  private:
   friend class Encoder;
 
-  // The added tokens before or after normalization, as a trie of their bytes.
+  // A trie of the added tokens, those that are found before normalization or those found after it.
   class Finder {
    public:
     void add(std::string_view content, int32_t index);

@@ -1,7 +1,7 @@
 // The linears of all experts of a mixture in one pass: tiles or blocks of the experts' results, shared out over the
 // threads. Their number follows an expert's rows, so that no thread waits for the largest expert. Few rows of an expert
-// multiply its weights faster than memory delivers these: blocks fetch them ahead and read them from end to end, once
-// for 128 rows (floats), 512 (floats, weights that are transposed; AMX tiles).
+// multiply its weights faster than memory delivers these: blocks fetch the weights ahead and read them from end to end,
+// once for every 128 rows of floats, or once for every 512 if weights are transposed or products run on AMX tiles.
 #include <algorithm>
 #include <atomic>
 #include <omp.h>

@@ -137,7 +137,7 @@ GPTRAIN_FOR_EACH_UPDATE(GPTRAIN_CPU_UPDATE)
 GPTRAIN_FOR_EACH_BLOCK_UPDATE(GPTRAIN_CPU_BLOCK_UPDATE)
 #undef GPTRAIN_CPU_BLOCK_UPDATE
 
-// Adds up the sums of a tensor's chunks as `add_chunks` of the CUDA backend (ops/gpu_scratch.h).
+// Adds up the sums of a tensor's chunks in the order of `add_chunks` of the CUDA backend (ops/gpu_scratch.h).
 double sum_in_lanes(const UpdateSegment* segments, int64_t num_segments, int64_t tensor, const double* of_chunks) {
   double of_lanes[gpu_norm_lanes] = {};
   int64_t index = 0;

@@ -99,7 +99,7 @@ ncclResult_t answer(ncclComm_t comm, const char* call) {
 
 bool has_joined(const Room& room) { return static_cast<int>(room.ranks.size()) == room.size; }
 
-// Sends first, then waits for each message or an abort. A stream's thread.
+// Sends first, then waits for each message or an abort. Called by a stream's thread.
 void run_moves(ncclComm_t comm, const std::vector<Move>& moves) {
   std::unique_lock lock(mutex);
   for (const Move& move : moves) {

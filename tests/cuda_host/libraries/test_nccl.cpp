@@ -190,7 +190,7 @@ TEST_CASE("collectives by NCCL have the host's bits, however slow its calls are"
     for (uint64_t seed = 1; seed <= uint64_t{testing::some_cases() ? 2U : 10U}; ++seed) {
       CAPTURE(size, seed);
       nccl_stand_in::begin(seed);
-      // In pieces of 64 bytes a rank, so that sums take many, and whole.
+      // With little scratch memory sums take many pieces, with much they are whole.
       const int64_t scratch_bytes = seed % 2 == 0 ? 1 << 20 : 4096;
       const auto messages = run(size, [&](int, const std::vector<Communicator*>& groups) {
         Rank rank(groups, scratch_bytes);

@@ -405,7 +405,7 @@ TEST_CASE("a rank that gives a group up ends its own call, and those of its peer
       float data = 1;
       group.all_reduce(&data, 1, DType::f32, ReduceOp::sum);
       if (group.rank() > 0) {
-        // A rank that does not wait does not keep the others from waiting.
+        // Rank 1 calls after rank 0 has given up, and fails as well.
         if (group.rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(200));
         return group.barrier();
       }

@@ -47,7 +47,8 @@ TEST_CASE("gathers in codes and alternating factors are refused where they would
       "comm.weights = \"int8\": needs parallel.zero = 3, which gathers weights for each pass (parallel.zero = 2) (try "
       "\"as-is\")");
   CHECK(fault({"comm.weights=int8", "parallel.zero=3"}) ==
-        "comm.weights = \"int8\": codes bf16 weights, not those of precision.compute = \"fp32\" (try \"as-is\")");
+        "comm.weights = \"int8\": needs precision.compute = \"bf16\" or \"bf16-pure\" (precision.compute = \"fp32\") "
+        "(try \"as-is\")");
   CHECK(fault({"comm.weights=int8", "parallel.zero=3", "precision.compute=fp16", "run.device=auto"})
             .find("precision.compute = \"fp16\"") != std::string::npos);
   CHECK(fault({"comm.weights=int8", "parallel.zero=3", "precision.compute=bf16", "run.device=cuda"}) ==

@@ -129,13 +129,13 @@ TEST_CASE("methods that send less pay on slow networks, and the note names the f
   };
   const RunConfig config = load_config(configs / "gpt2-124m.json", overrides, 16);
   CHECK(seconds("as given", 1) == predict_layout(config, machine, layout_of(config, 16), 0).step_seconds);
-  for (const std::string_view method : {"as given", "rank 2", "rank 2, alternating", "DiLoCo, 30 steps"}) {
+  for (const std::string_view method : {"as given", "powersgd, rank 2", "powersgd, alternating", "DiLoCo, 30 steps"}) {
     CHECK(seconds(method, 0) >= seconds(method, 1));
     CHECK(seconds(method, 3) > seconds(method, 2));
   }
-  CHECK(seconds("rank 2", 3) < 0.05 * seconds("as given", 3));
+  CHECK(seconds("powersgd, rank 2", 3) < 0.05 * seconds("as given", 3));
   CHECK(seconds("DiLoCo, 30 steps", 3) < 0.5 * seconds("as given", 3));
-  CHECK(seconds("rank 2, alternating", 3) < seconds("rank 2", 3));
+  CHECK(seconds("powersgd, alternating", 3) < seconds("powersgd, rank 2", 3));
   CHECK(point("int8 weights", 0).refused.find("needs parallel.zero = 3") != std::string::npos);
   CHECK(study.note.find("1 x 1 Gbit/s: ") != std::string::npos);
   CHECK(study.note.find(" times as fast as given") != std::string::npos);

@@ -55,8 +55,8 @@ void raise_maxima(float* shrink, const float* scores, const RunningRows& running
 }
 
 // Turns scores into unnormalised probabilities exp(score - row_max) after dropout, in place or, for pairs, in
-// `probabilities`. Updates the running maximum of each row and rescales its sum and, unless it begins, its output to
-// it. Calls ahead() every few rows.
+// `probabilities`. Updates the running maximum of each row and rescales the row's sum to it and, unless it begins, the
+// row's output. Calls ahead() every few rows.
 template <bool pairs, bool drops, int width, typename F>
 void online_softmax(float* scores, Unit* probabilities, const RunningRows& running, bool begins, const ScoreTile& tile,
                     const ScoreRows<width>& rows, F& ahead) {

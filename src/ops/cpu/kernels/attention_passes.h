@@ -313,7 +313,7 @@ void backward_head(const AttentionHead& head, const GroupSpan& span, const Atten
   const Packing<pairs> packing(head.head_size);
   const auto sum_bytes = static_cast<size_t>(head.tokens * packing.width * 4);
   const KeyTiles<true> last_pass = head.tiles.pass(head.tiles.num_passes() - 1);
-  // Sums that begin with all tokens need no zeros.
+  // No zeros are needed if the first pass writes the sums of all tokens.
   const bool begins_all = ends_sums(last_pass) && last_pass.is_picked(last_pass.width - 1);
   if (buffers.dk_sums != nullptr && span.first && !begins_all) {
     std::memset(buffers.dk_sums, 0, sum_bytes);

@@ -93,7 +93,7 @@ struct DecadeTables {
   // For each decade of a number, from 1 (0: below all): magnitude = scale x + shift, at most `last`.
   float scale[8], shift[8];
   int32_t last[8];
-  float border[8];  // border between each decade, from 0, and the next, for magnitude 1
+  float border[8];  // i: least number of decade i + 1, divided by the block's scale
 };
 
 template <bool has_sign>

@@ -16,8 +16,8 @@ struct CTile {
 };
 
 constexpr int64_t terms_per_fetch = 8;
-// Terms of sums that blocks add at a time: of more, packed weights leave the first-level cache, of fewer, sums are read
-// and written more often.
+// Number of terms that blocks add to their sums at a time. With more, packed weights leave the first-level cache; with
+// fewer, sums are read and written more often.
 constexpr int64_t float_terms = 128;
 
 enum class StoreKind { cached, past_caches };
@@ -81,8 +81,8 @@ void float_product(ProductRows to, const float* from, LeftOperand a, UnitRows b,
   while (col < sizes.cols) strip(std::integral_constant<int, 1>());
 }
 
-// Copies rows of `cols` floats to rows of tile_size or, for more columns, a multiple, with zeros up to a multiple of
-// `multiple` columns.
+// Copies rows of `cols` floats to rows whose length is a multiple of tile_size, with zeros behind them up to a multiple
+// of `multiple` columns.
 inline void copy_float_rows(Unit* out, const float* from, int64_t stride, int64_t rows, int64_t cols,
                             int64_t multiple) {
   const int64_t width = round_up(cols, tile_size);
@@ -185,8 +185,8 @@ struct Terms {
   int64_t first, count;
 };
 
-// Adds at most tile_size terms to a tile, or float_terms with buffers of so many. `right`: operands.right of these
-// terms.
+// Adds `terms` to a tile: at most tile_size, or float_terms if the buffers have room for as many. `right`:
+// operands.right of these terms.
 inline void float_products(const FloatOperands& operands, const FloatTarget& target, const Terms& terms, UnitRows right,
                            RowFetcher& fetcher) {
   const TiledLinear& op = operands.op;
@@ -219,8 +219,8 @@ inline bool float_tile(const TiledLinear& op, const CTile& at, const TiledLinear
   return target.direct;
 }
 
-// RETURNS a fetcher, for so many steps, of the terms of b behind a chunk: deeper or, behind the last, those that the
-// next block begins with.
+// RETURNS a fetcher that takes `steps` steps to fetch the terms of b after a chunk: the next chunk's or, after the last
+// chunk, the first ones of the next block.
 inline RowFetcher fetch_terms(const TiledLinear& op, const LinearBlock& block, int64_t next, int64_t most,
                               int64_t steps) {
   const auto* const b = static_cast<const float*>(op.b) + block.col * op.b_col_stride;
@@ -231,9 +231,10 @@ inline RowFetcher fetch_terms(const TiledLinear& op, const LinearBlock& block, i
   return fetch_rows_of(from, op.b_col_stride, block.cols, terms, steps);
 }
 
-// Computes a block, some terms of the depth of all columns before the next, so that contiguous columns of b are read
-// from end to end. Tiles of b are packed once for all rows. Calls store(tile, sums) for tiles that are not stored.
-// REQUIRES: a depth above 0; buffers.c has a tile for each tile of the block.
+// Computes a block in chunks of the depth. It adds a chunk for all columns before the next one, so that rows of b with
+// contiguous columns are read from end to end. Tiles of b are packed once for all rows. Calls store(tile, sums) for
+// each tile that is not stored in place (FloatTarget::direct). REQUIRES: a depth above 0; buffers.c has a tile for each
+// tile of the block.
 template <typename F>
 void float_block(const TiledLinear& op, const LinearBlock& block, const TiledLinearBuffers& buffers, const F& store) {
   // Few terms where their products take less time than reading them: rows of few pages are then read by turns.

@@ -89,8 +89,8 @@ struct SideWork {
   Packer packer;
   StoredSum stored;
   RowFetcher fetcher = {};
-  int64_t parts_per_step = 0;    // parts that the packer packs in every step,
-  int64_t tiles = 0, steps = 1;  // and one part more in `tiles` of so many steps
+  int64_t parts_per_step = 0;    // parts that the packer packs in each step
+  int64_t tiles = 0, steps = 1;  // it packs one part more in `tiles` of every `steps` steps
   int64_t credit = 0;
   int64_t rows_per_step = 2;  // rows of a sum that a step stores
 
@@ -161,7 +161,7 @@ void strip_product_of(float* c, const LeftStrip& a, const Unit* b, const Product
   strip_product<1, 1>(c, a, b, steps, accumulate, side);
 }
 
-// Terms of sums that blocks with few rows read of all columns before the next.
+// Terms in a chunk of the depth in blocks with few rows, which read a chunk of all columns before the next chunk.
 constexpr int64_t short_chunk = 128;
 
 // RETURNS a fetcher, for so many steps, of rows of b behind a chunk: the next chunk or, behind the last, that of the
@@ -185,7 +185,7 @@ struct ChunkRows {
   Unit* packed(int64_t chunk, int64_t row_strip) const {
     return out + (chunk % 2 * strips() + row_strip) * strip_units;
   }
-  // Packs tiles [first, end) of the tiles that a chunk has, if there is such a chunk.
+  // Packs tiles [first, end) of a chunk. No effect for a chunk behind the last one.
   void pack(int64_t chunk, int64_t first, int64_t end) const {
     const int64_t k = chunk * short_chunk, terms = smaller(short_chunk, depth - k);
     if (terms <= 0) return;

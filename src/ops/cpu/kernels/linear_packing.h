@@ -13,8 +13,8 @@ constexpr int64_t units_of_tile = amx_rows * amx_units;
 constexpr int64_t strip = linear_block_strip;
 static_assert(strip == 2 * amx_rows);
 
-// Lines of an operand: rows of a or columns of b. Element k of line i lies at from[i * line_stride + k * depth_stride],
-// one of which strides is 1.
+// Lines of an operand: rows of a or columns of b. Element k of line i lies at from[i * line_stride + k * depth_stride].
+// One of the two strides is 1.
 struct Lines {
   const bf16* from;
   int64_t line_stride, depth_stride;
@@ -144,7 +144,7 @@ inline void interleave_pairs(Vec even, Vec odd, Unit* low, Unit* high) {
   store(high, reinterpret_cast<Vec>(_mm512_unpackhi_epi16(first, second)));
 }
 
-// Brings sums of 32 such columns into the order of columns.
+// Brings sums of 32 columns that were packed by interleave_pairs into the order of columns.
 inline void restore_order(Vec& left, Vec& right) {
   IntVec first, second;
   for (int i = 0; i < lanes; ++i) {

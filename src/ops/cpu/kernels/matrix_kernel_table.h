@@ -126,7 +126,7 @@ struct TiledLinear {
   int64_t c_stride;
   bool accumulate;                  // adds to c; REQUIRES c to be f32
   bool writes_past_caches = false;  // c is too large for caches
-  // linear_block alone: element (row, col) of c lies at col * c_stride + row.
+  // True: element (row, col) of c lies at col * c_stride + row. Read by linear_block alone.
   bool c_by_columns = false;
 };
 

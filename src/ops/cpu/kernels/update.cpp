@@ -187,7 +187,7 @@ void measure(const Formula formula, const float* gradients, const C* weights, in
   sums[1] = of_measured;
 }
 
-// Adds up as `measure_chunks` of the CUDA backend (ops/gpu_scratch.h).
+// Adds up in the order of `measure_chunks` of the CUDA backend (ops/gpu_scratch.h).
 template <typename Formula, typename C, typename... Columns>
 void measure_in_lanes(const Formula formula, const float* gradients, const C* weights, int64_t count, double* sums,
                       const Columns*... columns) {
