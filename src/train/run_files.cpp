@@ -1,5 +1,6 @@
 #include "train/run_files.h"
 
+#include <algorithm>
 #include <fmt/format.h>
 #include <fstream>
 #include <iterator>
@@ -16,11 +17,18 @@ namespace fs = std::filesystem;
 
 namespace {
 
-// Returns true if the file is plain JSON with all sections of `text`, as gptrain writes it and hardly anybody else.
+// Keys of every run.json. Its other keys depend on the config, which a resumed run may change.
+constexpr const char* memory_keys[] = {"total_parameters", "peak_bytes", "tokens_per_step"};
+
+// Returns true if the file is plain JSON as gptrain writes it and hardly anybody else: a config with all sections of
+// `text`, or a run.json.
 bool is_from_gptrain(const fs::path& path, const std::string& text) {
   std::ifstream file(path, std::ios::binary);
   const nlohmann::json there = parse_json_or_discard(std::string(std::istreambuf_iterator<char>(file), {}));
   if (!there.is_object()) return false;
+  if (path.filename() == memory_name)
+    return std::all_of(std::begin(memory_keys), std::end(memory_keys),
+                       [&](const char* key) { return there.contains(key); });
   const nlohmann::json sections = parse_json(text);
   for (const auto& section : sections.items())
     if (!there.contains(section.key())) return false;

@@ -27,6 +27,8 @@ class Disk(CheckpointCase):
         names = {event["args"]["name"] for event in json.loads((self.folder / "back/trace-step5.json").read_text())
                  ["traceEvents"] if event["name"] == "thread_name"}
         self.assertLessEqual({"lane update", "lane disk_read", "lane disk_write"}, names)
+        # Its new run.json has other keys than that of the first three steps, and took its place.
+        self.assertEqual(list((self.folder / "back").glob("run.json.old*")), [])
         self.assertEqual(list((self.folder / "drive").iterdir()), [])
 
     def test_weights_and_gradients_may_lie_there_too(self):
