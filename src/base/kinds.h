@@ -23,7 +23,7 @@ constexpr EnumArray<RopeScaling, std::string_view, 3> rope_scaling_names = {"non
 enum class LrCurve : uint8_t { constant, linear, cosine, wsd };  // after a linear warm-up; wsd: arXiv 2404.06395
 enum class RecomputeKind : uint8_t { none, selective, ffn, block, every_nth, optimal };
 // The part of its forward pass that a block keeps: outputs of linears, or the values of attention.
-enum class KeptPart : uint8_t { nothing, products, attention };
+enum class SavedPart : uint8_t { nothing, products, attention };
 // AdamW: arXiv 1711.05101; with 8-bit moments: 2110.02861. SGD with momentum. Lion: 2302.06675. LAMB: 1904.00962. LARS:
 // 1708.03888. Muon: 2502.16982. Adafactor: 1804.04235. 1-bit Adam: 2102.02888. 0/1 Adam: 2202.06009.
 enum class OptimizerKind : uint8_t {

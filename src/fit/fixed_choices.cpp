@@ -87,7 +87,7 @@ LayerChoices layer_choices(const MemoryConfig& memory, const Target& target) {
           .code_bits = memory.activation_bits < 16 ? static_cast<int>(memory.activation_bits) : 0,
           .input_codec = memory.saved_inputs == 8 ? Codec::blocks : Codec::plain,
           .projection = memory.linear_projection,
-          .saved_part = memory.recompute == RecomputeKind::ffn ? KeptPart::attention : KeptPart::products};
+          .saved_part = memory.recompute == RecomputeKind::ffn ? SavedPart::attention : SavedPart::products};
 }
 
 StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitChoices units) {

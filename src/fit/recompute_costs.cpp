@@ -235,7 +235,7 @@ double RecomputeCosts::recompute_share(const UnitChoices& choices) const {
   return seconds / work_seconds_;
 }
 
-RecomputePoint RecomputeCosts::of_few_micro_batches(UnitChoices choices) const {
+RecomputePoint RecomputeCosts::cost_in_short_step(UnitChoices choices) const {
   Cost& cost = known_[choices];
   if (cost.few_bytes < 0) {
     const Played played = play(choices, few_micro_batches_);
@@ -246,7 +246,7 @@ RecomputePoint RecomputeCosts::of_few_micro_batches(UnitChoices choices) const {
 }
 
 RecomputePoint RecomputeCosts::of(UnitChoices choices) const {
-  RecomputePoint point = of_few_micro_batches(std::move(choices));
+  RecomputePoint point = cost_in_short_step(std::move(choices));
   const auto all = static_cast<int32_t>(config_.batch.accumulation);
   if (all == few_micro_batches_) return point;
   Cost& cost = known_[point.choices];

@@ -63,7 +63,7 @@ class RecomputeCosts {
   // Returns the cost of choices in a step.
   RecomputePoint of(UnitChoices choices) const;
   // Returns the cost in a step of few micro-batches. It is quick, and its bytes are mostly those of the whole step.
-  RecomputePoint of_few_micro_batches(UnitChoices choices) const;
+  RecomputePoint cost_in_short_step(UnitChoices choices) const;
   // Returns the bytes if passes are ordered as with memory.recompute = `kind`.
   int64_t bytes_in_order(const UnitChoices& choices, RecomputeKind kind) const;
   // Returns the time of recomputation over the time of all other work.

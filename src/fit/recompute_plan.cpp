@@ -172,7 +172,7 @@ int64_t RecomputePlanner::search_chain_budget(int64_t budget_bytes, int64_t begi
   int64_t budget = begin;
   for (int i = 0; i < most_tries && budget > 0 && (too_large == 0 || too_large - fits > 1 + too_large / 512); ++i) {
     const std::optional<UnitChoices> choices = solve_chains(budget, copies);
-    if (!choices || take_better(costs_.of_few_micro_batches(*choices), budget_bytes, best)) {
+    if (!choices || take_better(costs_.cost_in_short_step(*choices), budget_bytes, best)) {
       fits = budget;
     } else {
       too_large = budget;
@@ -218,13 +218,13 @@ void RecomputePlanner::try_chains(int64_t budget_bytes, std::optional<RecomputeP
 
 void RecomputePlanner::try_usual(int64_t budget_bytes, std::optional<RecomputePoint>& best) const {
   for (UnitChoices& choices : usual_choices())
-    take_better(costs_.of_few_micro_batches(std::move(choices)), budget_bytes, best);
+    take_better(costs_.cost_in_short_step(std::move(choices)), budget_bytes, best);
 }
 
 void RecomputePlanner::try_intervals(int64_t budget_bytes, std::optional<RecomputePoint>& best) const {
   for (int64_t interval = costs_.config().model.num_layers; interval >= 1; --interval) {
-    RecomputePoint every = costs_.of_few_micro_batches(
-        choices_of({.recompute = RecomputeKind::every_nth, .recompute_interval = interval}));
+    RecomputePoint every =
+        costs_.cost_in_short_step(choices_of({.recompute = RecomputeKind::every_nth, .recompute_interval = interval}));
     if (best && every.recompute_share >= best->recompute_share) return;
     take_better(std::move(every), budget_bytes, best);
   }
@@ -232,7 +232,7 @@ void RecomputePlanner::try_intervals(int64_t budget_bytes, std::optional<Recompu
 
 std::optional<RecomputePoint> RecomputePlanner::best_with_few(int64_t budget_bytes, bool may_copy) const {
   std::optional<RecomputePoint> best;
-  if (take_better(costs_.of_few_micro_batches(choices_of({.recompute = RecomputeKind::none})), budget_bytes, best))
+  if (take_better(costs_.cost_in_short_step(choices_of({.recompute = RecomputeKind::none})), budget_bytes, best))
     return best;
   std::vector<Generator> generators = {&RecomputePlanner::try_chains, &RecomputePlanner::try_usual,
                                        &RecomputePlanner::try_intervals};

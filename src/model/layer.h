@@ -45,7 +45,7 @@ class Layer {
   virtual bool exchanges_amid_ops() const { return context_.tensor.is_split(); }
 
  protected:
-  explicit Layer(const LayerContext& context, KeptPart saved_part = KeptPart::nothing)
+  explicit Layer(const LayerContext& context, SavedPart saved_part = SavedPart::nothing)
       : context_(context), layout_(saved_part) {}
 
   const LayerContext& context_;

@@ -37,14 +37,14 @@ struct StepShape {
   bool deterministic = true;      // true: the same bits in every run (AttentionBackward::fixed_bits)
   // For each layer of the model, the part that it saves if it is recomputed. A linear whose product is saved does not
   // compute the activation as well, as recompute needs the activation's input. Empty: no layer keeps a part.
-  std::vector<KeptPart> saved_parts = {};
+  std::vector<SavedPart> saved_parts = {};
   LayerChoices choices = {};
   ContextRank context = {};  // the rank has its part of the tokens of each sequence
 
   int64_t rows() const { return micro_batch().rows(); }
   // Returns the tokens that the rows of a micro-batch stand for.
   TokenRows token_rows() const { return micro_batch().token_rows(); }
-  KeptPart saved_part(int64_t layer) const { return saved_parts.empty() ? KeptPart::nothing : saved_parts[layer]; }
+  SavedPart saved_part(int64_t layer) const { return saved_parts.empty() ? SavedPart::nothing : saved_parts[layer]; }
   MicroBatchShape micro_batch() const { return {batch, sequence_length, mask_documents, context}; }
 };
 

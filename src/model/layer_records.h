@@ -17,7 +17,7 @@ namespace gptrain::inline model {
 
 // The records of a layer. Each micro-batch has its own, except fp8_weights, which is computed from the weights.
 enum class RecordKind : uint8_t {
-  saved_for_recompute,  // written by forward, read by recompute and B; with KeptPart::attention W is the last reader
+  saved_for_recompute,  // written by forward, read by recompute and B; with SavedPart::attention W is the last reader
   saved_for_input,      // written by forward and recompute, dead when B is over
   saved_for_weight,     // written by forward and recompute; W is the last to read it, B may
   gradients,            // written by B (in the head by the loss, too), read by W
@@ -60,10 +60,10 @@ class LayerLayout {
   using Field = int;
   static constexpr Field none = -1;
 
-  explicit LayerLayout(KeptPart saved_part) : saved_part_(saved_part) {}
-  bool saves_part() const { return saved_part_ != KeptPart::nothing; }
-  bool saves_products() const { return saved_part_ == KeptPart::products; }
-  bool saves_attention() const { return saved_part_ == KeptPart::attention; }
+  explicit LayerLayout(SavedPart saved_part) : saved_part_(saved_part) {}
+  bool saves_part() const { return saved_part_ != SavedPart::nothing; }
+  bool saves_products() const { return saved_part_ == SavedPart::products; }
+  bool saves_attention() const { return saved_part_ == SavedPart::attention; }
 
   Field save(const SavedTensor& tensor);
   // Declare a tensor that forward saves for its last reader. If the layer saves products (save_product), attention
@@ -95,7 +95,7 @@ class LayerLayout {
   Field save_for_recompute_if(const SavedTensor& tensor, bool is_read_by_recompute);
   Matrix in_record(const LayerCall& call, RecordKind record, RecordLayout::Field field) const;
 
-  const KeptPart saved_part_;
+  const SavedPart saved_part_;
   LayerRecords records_;
   EnumArray<RecordKind, RecordLayout, num_record_kinds> layouts_;
   std::vector<StoredFields> stored_;  // one for each field; filled by finish

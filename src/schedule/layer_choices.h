@@ -24,7 +24,7 @@ struct LayerChoices {
   int code_bits = 0;                 // bits of the activation's derivative (ops/few_bits.h); 0: its input is saved
   Codec input_codec = Codec::plain;  // format of the inputs of linears and norms
   ProjectionConfig projection = {};  // projection of the inputs of linears
-  KeptPart saved_part = KeptPart::products;  // part that blocks with UnitChoice::saves_part save
+  SavedPart saved_part = SavedPart::products;  // part that blocks with UnitChoice::saves_part save
 };
 
 }  // namespace gptrain::schedule

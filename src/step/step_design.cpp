@@ -29,9 +29,9 @@ bool has_own_memory(const Target& target) { return target.kind == Target::Kind::
 int64_t micro_batch_bytes(const StepConfig& config) { return micro_batch_shape(config).bytes(); }
 
 StepShape step_shape(const RunConfig& config, const StepChoices& choices, ContextRank context, bool training) {
-  std::vector<KeptPart> saved_parts;
+  std::vector<SavedPart> saved_parts;
   for (size_t unit = 1; unit + 1 < choices.units.size(); ++unit)
-    saved_parts.push_back(choices.units[unit].saves_part ? choices.layers.saved_part : KeptPart::nothing);
+    saved_parts.push_back(choices.units[unit].saves_part ? choices.layers.saved_part : SavedPart::nothing);
   LayerChoices layers = choices.layers;
   if (!training) layers.projection = {};
   return {.model = config.model,

@@ -139,7 +139,9 @@ void Reporter::announce() const {
     const bool splits_layers = groups.works(LaneKind::tensor), splits_sequences = groups.works(LaneKind::context);
     if (target.kind == Target::Kind::gpu && (splits_layers || splits_sequences || experts.size > 1))
       print_out("forward and backward run op by op, as CUDA graphs cannot contain the exchanges of {} groups\n",
-                splits_layers ? "tensor" : splits_sequences ? "context" : "expert");
+                splits_layers      ? "tensor"
+                : splits_sequences ? "context"
+                                   : "expert");
   } else {
     print_out("this machine: {}, {:.0f} GFLOP/s in {} matrix products\n", device, limits_.matrix_flops / 1e9,
               dtype_name(limits_.compute));

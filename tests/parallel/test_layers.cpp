@@ -89,9 +89,9 @@ Program late_weights_program(int64_t micro_batches, int64_t num_layers, const st
   return program;
 }
 
-KeptPart saved_part(RecomputeKind kind) {
-  if (kind == RecomputeKind::selective) return KeptPart::products;
-  return kind == RecomputeKind::ffn ? KeptPart::attention : KeptPart::nothing;
+SavedPart saved_part(RecomputeKind kind) {
+  if (kind == RecomputeKind::selective) return SavedPart::products;
+  return kind == RecomputeKind::ffn ? SavedPart::attention : SavedPart::nothing;
 }
 
 // One rank's model with a buffer for everything; a buffer is poisoned once no later pass declares that it reads it.
@@ -112,8 +112,8 @@ class Player {
                 .batch = config.batch.micro,
                 .sequence_length = config.model.sequence_length,
                 .seed = config.run.seed,
-                .saved_parts = std::vector<KeptPart>(static_cast<size_t>(config.model.num_layers),
-                                                     saved_part(config.memory.recompute)),
+                .saved_parts = std::vector<SavedPart>(static_cast<size_t>(config.model.num_layers),
+                                                      saved_part(config.memory.recompute)),
                 .choices = layer_choices(config.memory, backend_->target())},
                spec_, shards_, layout_,
                {.tensor = {.axis = groups.on_tensor_axis(),
