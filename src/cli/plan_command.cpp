@@ -464,7 +464,7 @@ void add_plan_command(CLI::App& app) {
       ->check(some_text())
       ->type_name("KEY=V,...")
       ->allow_extra_args(false);
-  command->add_flag("--methods", arguments->methods, "compare methods that save memory, or with --links send less");
+  command->add_flag("--methods", arguments->methods, "compare methods that save memory, or with --links traffic");
   command->add_option("--scale", arguments->scale, "compare N, 2N, ... M devices; FILE: published steps")
       ->check(some_text())
       ->type_name("N..M|FILE");
