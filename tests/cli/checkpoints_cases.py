@@ -99,7 +99,8 @@ class Resume(CheckpointCase):
     def test_a_killed_run_repeats_what_it_had_not_saved(self):
         process = self.start("train", self.config,
                              *overrides("run.out=killed", "run.steps=100000000", "checkpoint.every_steps=5"))
-        self.wait_until(lambda: process.stdout.readline().startswith("step 13/"), process)
+        # The save of step 15 begins when that of step 10, which runs beside the steps, has ended.
+        self.wait_until(lambda: process.stdout.readline().startswith("step 18/"), process)
         process.kill()
         process.wait()
         newest = self.checkpoint_steps("killed")[-1]
