@@ -1,8 +1,6 @@
 // Mixtures of experts on CUDA ranks, on one shared device or on the host harness: the routing of one CPU rank and its
 // gradients, in every layout.
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <fmt/format.h>
 #include <mutex>
 #include <string>
@@ -10,6 +8,7 @@
 
 #include "catch.h"
 #include "experts.h"
+#include "on_cuda.h"
 #include "same_outcomes.h"
 #include "some_cases.h"
 
@@ -19,17 +18,6 @@ using namespace gptrain;
 using namespace gptrain::testing;
 
 namespace {
-
-constexpr int exit_skipped = 77;
-
-// Puts every rank on the same device.
-const Wrapping on_cuda{.device = [](int64_t) { return make_cuda_backend(0); }};
-
-void require_device() {
-  if (num_cuda_devices() > 0) return;
-  std::puts("skipped: there is no CUDA device");
-  std::exit(exit_skipped);
-}
 
 // Any number of rows, with gated shared experts behind a dense layer; and groups, biases, jitter and a capacity.
 const std::string dropless =

@@ -1,13 +1,12 @@
 // Optimizer state, weights and gradients on the host of a GPU, or on drives, give the bits of a run that keeps them on
 // the device, in the planned memory.
-#include <cstdio>
-#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "catch.h"
 #include "events.h"
 #include "model_fixture.h"
+#include "on_cuda.h"
 #include "ops/op_event.h"
 #include "same_outcomes.h"
 #include "some_cases.h"
@@ -25,23 +24,10 @@ const Overrides optimizer = {"memory.offload_optimizer=host"};
 const Overrides gradients = {"memory.offload_gradients=host"};
 const Overrides parameters = {"memory.offload_parameters=host"};
 
-void require_a_device() {
-  constexpr int exit_skipped = 77;
-  if (num_cuda_devices() > 0) return;
-  std::puts("skipped: there is no CUDA device");
-  std::exit(exit_skipped);
-}
-
 Overrides joined(const std::vector<Overrides>& parts) {
   Overrides all = {"run.device=auto", "model.num_layers=2", "batch.global=8"};
   for (const Overrides& part : parts) all.insert(all.end(), part.begin(), part.end());
   return all;
-}
-
-Wrapping on_device() {
-  Wrapping wrapping;
-  wrapping.device = [](int64_t) { return make_cuda_backend(0); };
-  return wrapping;
 }
 
 void check_places(RankContext& rank) {
@@ -73,13 +59,13 @@ Overrides on_drives(const Overrides& places, const TemporaryFolder& folder) {
 // Trains with and without values in other places. Clipping acts in these configs.
 void compare(const SmallLayout& layout, const Overrides& more, const Overrides& places) {
   constexpr int steps = 2;
-  Wrapping wrapping = on_device();
+  Wrapping wrapping = on_cuda;
   wrapping.before = wrapping.after = check_places;
   const Overrides plain = joined({more, {"optimizer.clip_norm=0.5"}});
   const RunConfig config = config_of(layout, joined({plain, places}));
   if (config.optimizer.type == OptimizerKind::adamw) check_touched_after(wrapping, config, layout.world_size());
   const Outcome away = train_on_ranks(config, layout.world_size(), steps, nullptr, 0, wrapping);
-  require_same(train_on_ranks(config_of(layout, plain), layout.world_size(), steps, nullptr, 0, on_device()), away);
+  require_same(train_on_ranks(config_of(layout, plain), layout.world_size(), steps, nullptr, 0, on_cuda), away);
 }
 
 struct Case {
@@ -126,7 +112,7 @@ constexpr size_t fast_cases = 5;
 }  // namespace
 
 TEST_CASE("state on the host of a GPU has the bits of state on the device") {
-  require_a_device();
+  require_device();
   for (size_t i = 0; i < (some_cases() ? fast_cases : cases.size()); ++i) {
     INFO("case " << i);
     compare(cases[i].layout, cases[i].more, joined({optimizer, cases[i].also_on_host}));
@@ -134,31 +120,31 @@ TEST_CASE("state on the host of a GPU has the bits of state on the device") {
 }
 
 TEST_CASE("a step that is skipped leaves the weights of state on the host as they are") {
-  require_a_device();
+  require_device();
   const SmallLayout layout{1, 1, {}};
   for (const Overrides& precision : {fp16, bf16}) {
     if (some_cases() && precision == bf16) continue;
-    const Outcome plain = train_past_a_skip(config_of(layout, joined({precision})), 1, on_device());
+    const Outcome plain = train_past_a_skip(config_of(layout, joined({precision})), 1, on_cuda);
     for (const Overrides& also : {half, joined({gradients, parameters})})
-      require_same(plain, train_past_a_skip(config_of(layout, joined({precision, optimizer, also})), 1, on_device()));
+      require_same(plain, train_past_a_skip(config_of(layout, joined({precision, optimizer, also})), 1, on_cuda));
   }
 }
 
 TEST_CASE("with delayed updates on the host a step computes with the weights before the last update") {
-  require_a_device();
+  require_device();
   const SmallLayout layout{1, 1, {}};
   const Overrides sgd = {"optimizer.type=sgd", "optimizer.momentum=0.5", "optimizer.clip_norm=0"};
   const Overrides delayed = {"memory.offload_optimizer=host", "memory.offload_update=delayed"};
   const RunConfig config = config_of(layout, joined({fp32, sgd}));
   const auto late = [&](int steps) {
-    Wrapping wrapping = on_device();
+    Wrapping wrapping = on_cuda;
     wrapping.after = check_places;
     return train_on_ranks(config_of(layout, joined({fp32, sgd, delayed})), 1, steps, nullptr, 0, wrapping);
   };
   const auto loss_after = [&](const GlobalState& from, int64_t step) {
-    return train_on_ranks(config, 1, 1, &from, step * config.batch.global, on_device()).losses[0];
+    return train_on_ranks(config, 1, 1, &from, step * config.batch.global, on_cuda).losses[0];
   };
-  const GlobalState start = train_on_ranks(config, 1, 0, nullptr, 0, on_device()).state, first = late(1).state;
+  const GlobalState start = train_on_ranks(config, 1, 0, nullptr, 0, on_cuda).state, first = late(1).state;
   const std::vector<double> losses = late(3).losses;
   CHECK(losses[0] == loss_after(start, 0));
   CHECK(losses[1] == loss_after(start, 1));
@@ -167,10 +153,10 @@ TEST_CASE("with delayed updates on the host a step computes with the weights bef
 }
 
 TEST_CASE("delayed updates on the host have the same bits over ZeRO stages and pipelines") {
-  require_a_device();
+  require_device();
   if (some_cases()) return;
   const auto late = [](const SmallLayout& layout, const Overrides& precision) {
-    Wrapping wrapping = on_device();
+    Wrapping wrapping = on_cuda;
     wrapping.after = check_places;
     const Overrides delayed = {"memory.offload_optimizer=host", "memory.offload_update=delayed",
                                "optimizer.clip_norm=0.5"};
@@ -186,7 +172,7 @@ TEST_CASE("delayed updates on the host have the same bits over ZeRO stages and p
 }
 
 TEST_CASE("values on drives beside a GPU have the bits of values on the device") {
-  require_a_device();
+  require_device();
   for (size_t i = 0; i < cases.size(); ++i) {
     if (some_cases() && i != 7) continue;  // all values of two ranks
     INFO("case " << i);
@@ -196,17 +182,17 @@ TEST_CASE("values on drives beside a GPU have the bits of values on the device")
 }
 
 TEST_CASE("a step that is skipped leaves weights on drives beside a GPU as they are") {
-  require_a_device();
+  require_device();
   if (some_cases()) return;
   const SmallLayout layout{1, 1, {}};
   const TemporaryFolder folder;
   const Overrides places = on_drives(joined({optimizer, gradients, parameters}), folder);
-  require_same(train_past_a_skip(config_of(layout, joined({fp16})), 1, on_device()),
-               train_past_a_skip(config_of(layout, joined({fp16, places})), 1, on_device()));
+  require_same(train_past_a_skip(config_of(layout, joined({fp16})), 1, on_cuda),
+               train_past_a_skip(config_of(layout, joined({fp16, places})), 1, on_cuda));
 }
 
 TEST_CASE("a step with state on the host of a GPU, or on drives, has the events of its plan, copies too") {
-  require_a_device();
+  require_device();
   const TemporaryFolder folder;
   const auto is_on_drives = [](size_t run) { return run % 2 == 1; };
   for (const size_t run : {0, 1, 4, 7, 8, 5, 6, 10}) {

@@ -1,7 +1,5 @@
 // Compares ranks on CUDA with one rank: on one shared device, or on the host harness.
 #include <cmath>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <fmt/format.h>
 #include <string>
@@ -12,6 +10,7 @@
 #include "events.h"
 #include "methods.h"
 #include "model_fixture.h"
+#include "on_cuda.h"
 #include "same_outcomes.h"
 #include "some_cases.h"
 #include "touched.h"
@@ -21,17 +20,7 @@ using namespace gptrain::testing;
 
 namespace {
 
-constexpr int exit_skipped = 77;
 constexpr int64_t num_samples = 8;
-
-// Puts every rank on the same device.
-const Wrapping on_cuda{.device = [](int64_t) { return make_cuda_backend(0); }};
-
-void require_device() {
-  if (num_cuda_devices() > 0) return;
-  std::puts("skipped: there is no CUDA device");
-  std::exit(exit_skipped);
-}
 
 struct Layout {
   int64_t tensor, data;
