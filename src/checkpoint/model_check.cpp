@@ -53,7 +53,7 @@ struct WantedTensors {
         shards(shard_tensors(spec, {config.parallel.tensor, 0})),
         numbers(spec.numbers()) {
     if (!config.compression().error) return;
-    const int64_t ranks = world_size / ranks_of_model(config.parallel) * config.parallel.context;
+    const int64_t ranks = replicas_of_parameters(config.parallel, world_size);
     for (int64_t rank = 0; rank < ranks; ++rank) residual_kinds.insert(residual_kind(rank));
   }
 

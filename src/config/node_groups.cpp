@@ -28,7 +28,7 @@ NodeSplit split_of_replicas(const ParallelConfig& parallel, int64_t world_size, 
   const int64_t of_model = ranks_of_model(parallel);
   if (world_size % of_model != 0 || (ranks_per_node > 0 && world_size % ranks_per_node != 0)) return {};
   const int64_t data = world_size / of_model;
-  if (ranks_per_node == 0) return {.local = data * parallel.context, .nodes = 1};
+  if (ranks_per_node == 0) return {.local = replicas_of_parameters(parallel, world_size), .nodes = 1};
   const bool pipeline_is_between = parallel.rank_order == RankOrder::tensor_pipeline_data;
   const int64_t between = pipeline_is_between ? of_model : of_model / parallel.pipeline;
   return split_of_runs(data, between, parallel.context, ranks_per_node);
@@ -73,7 +73,7 @@ void choose_hierarchy(StepConfig& config, int64_t world_size, int64_t ranks_per_
 
 std::string hierarchy_text(const StepConfig& config, int64_t world_size) {
   const ParallelConfig& parallel = config.parallel;
-  const int64_t replicas = world_size / ranks_of_model(parallel) * parallel.context;
+  const int64_t replicas = replicas_of_parameters(parallel, world_size);
   if (parallel.zero_node_copy)
     return fmt::format("data ranks cut their state within nodes and copy it between them: {}",
                        split_text(parallel.node_replicas, replicas));

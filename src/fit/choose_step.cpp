@@ -86,16 +86,15 @@ void check_places(const PlanCase& run) {
     throw Error(ExitCode::usage,
                 "memory.offload_optimizer = \"host\": on a CPU the state lies in the host's memory anyway (try "
                 "\"disk\" or \"none\")");
-  // Ranks with equal weights: those of context hold the same ones, too.
-  const int64_t context = run.config.parallel.context;
-  const int64_t replicas = run.world_size / ranks_of_model(run.config.parallel) * context;
+  const int64_t replicas = replicas_of_parameters(run.config.parallel, run.world_size);
   const int64_t zero = run.config.parallel.zero;
   const auto needs = [&](const char* key, StatePlace place, bool is_cut, const char* stages) {
     if (place != StatePlace::none && replicas > 1 && !is_cut)
       throw Error(ExitCode::usage,
                   "{} = \"{}\": needs parallel.zero = {} with {} {} ranks, as each stores its own piece (try "
                   "parallel.zero = 3)",
-                  key, memory.away_name(), stages, replicas, context > 1 ? "data and context" : "data");
+                  key, memory.away_name(), stages, replicas,
+                  run.config.parallel.context > 1 ? "data and context" : "data");
   };
   needs("memory.offload_parameters", memory.offload_parameters, cuts_weights(zero), "3");
   needs("memory.offload_gradients", memory.offload_gradients, cuts_gradients(zero), "2 or 3");

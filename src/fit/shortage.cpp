@@ -191,7 +191,7 @@ class Remedies {
     if (run_.config.checkpoint.keeps_snapshot() && host_place(target_) == MemoryPlace::device)
       add("checkpoint.asynchronous = false", Outcome::exact,
           [](RunConfig& run) { run.checkpoint.asynchronous = false; });
-    if (run_.world_size / ranks_of_model(step_.parallel) * step_.parallel.context > 1)
+    if (replicas_of_parameters(step_.parallel, run_.world_size) > 1)
       for (int64_t stage = step_.parallel.zero + 1; stage <= 3; ++stage) {
         // ZeRO 2 and 3 add up gradients in another order.
         const bool same_order = cuts_gradients(stage) == cuts_gradients(step_.parallel.zero);

@@ -88,8 +88,7 @@ Target planned_target(const Machine& machine, int64_t threads, int64_t world_siz
 
 CheckpointForecast planned_checkpoint(const Machine& machine, const StepConfig& config, const WorldPlan& plan,
                                       int64_t world_size) {
-  const int64_t bytes =
-      checkpoint_bytes(plan.spec, config, world_size / ranks_of_model(config.parallel) * config.parallel.context);
+  const int64_t bytes = checkpoint_bytes(plan.spec, config, replicas_of_parameters(config.parallel, world_size));
   return forecast_checkpoint(bytes, plan.written_bytes, make_mesh(config, world_size),
                              target_of(machine.device, machine.cluster).ranks_per_node, storage_rates(machine.cluster));
 }

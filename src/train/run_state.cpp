@@ -143,7 +143,7 @@ void load_residuals(const fs::path& checkpoint, TrainingStep& step, const RankGr
                     const StepConfig& saved, int64_t saved_world) {
   const CompressionConfig& compression = saved.compression();
   if (!step.design().keeps_residuals() || !compression.is_on() || !compression.error) return;
-  const int64_t saved_ranks = saved_world / ranks_of_model(saved.parallel) * saved.parallel.context;
+  const int64_t saved_ranks = replicas_of_parameters(saved.parallel, saved_world);
   const auto memory = make_slice_memory(step);
   const Matrix residuals(step.residuals_at(0), DType::f32, 1, step.design().messages.num_residuals);
   const Matrix loaded(step.residuals_at(1), DType::f32, 1, residuals.cols);
