@@ -8,6 +8,7 @@
 
 #include "base/philox.h"
 #include "comm/world.h"
+#include "config/axis_sizes.h"
 #include "config/load.h"
 #include "model/micro_batch.h"
 #include "parallel/groups.h"

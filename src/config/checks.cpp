@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "base/amount.h"
-#include "config/parallelism.h"
+#include "config/axis_sizes.h"
 #include "config/rules.h"
 
 namespace gptrain::inline config {

@@ -4,8 +4,8 @@
 #include <vector>
 
 #include "base/units.h"
+#include "config/axis_sizes.h"
 #include "config/faults.h"
-#include "config/parallelism.h"
 
 namespace gptrain::inline config {
 int64_t training_ranks(const StepConfig& config, int64_t ranks) {

@@ -2,6 +2,7 @@
 #include <utility>
 
 #include "base/units.h"
+#include "config/axis_sizes.h"
 #include "config/rules.h"
 
 namespace gptrain::inline config {

@@ -4,7 +4,7 @@
 #include <fmt/format.h>
 
 #include "base/error.h"
-#include "config/parallelism.h"
+#include "config/axis_sizes.h"
 
 namespace gptrain::inline config {
 namespace {

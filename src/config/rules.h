@@ -11,9 +11,9 @@
 #include <string>
 #include <string_view>
 
+#include "config/axis_sizes.h"
 #include "config/faults.h"
 #include "config/fields.h"
-#include "config/parallelism.h"
 #include "config/run_config.h"
 
 namespace gptrain::inline config {

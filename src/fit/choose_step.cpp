@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/error.h"
+#include "config/axis_sizes.h"
 #include "config/faults.h"
 #include "config/parallelism.h"
 #include "fit/fitted_places.h"

@@ -12,6 +12,7 @@
 
 #include "base/enum_array.h"
 #include "base/text_parts.h"
+#include "config/axis_sizes.h"
 #include "config/faults.h"
 #include "config/load.h"
 #include "config/parallelism.h"

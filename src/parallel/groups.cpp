@@ -9,8 +9,8 @@
 #include "comm/device_groups.h"
 #include "comm/exchange.h"
 #include "comm/staged.h"
+#include "config/axis_sizes.h"
 #include "config/faults.h"
-#include "config/parallelism.h"
 
 namespace gptrain::inline parallel {
 namespace {

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "base/enum_array.h"
+#include "config/axis_sizes.h"
 #include "config/parallelism.h"
 #include "fit/choose_step.h"
 #include "fit/nominal_times.h"

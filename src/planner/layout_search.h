@@ -10,7 +10,7 @@
 
 #include "base/kinds.h"
 #include "base/offload_choice.h"
-#include "config/parallelism.h"
+#include "config/axis_sizes.h"
 #include "machine/expected_error.h"
 #include "parallel/groups.h"
 #include "planner/forecast.h"

@@ -7,10 +7,10 @@
 #include <utility>
 
 #include "base/error.h"
+#include "config/axis_sizes.h"
 #include "config/context_method.h"
 #include "config/faults.h"
 #include "config/load.h"
-#include "config/parallelism.h"
 #include "model/spec/layer_kinds.h"
 #include "parallel/make_stages.h"
 

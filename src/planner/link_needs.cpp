@@ -4,6 +4,7 @@
 #include <cstddef>
 
 #include "base/event.h"
+#include "config/axis_sizes.h"
 #include "config/parallelism.h"
 #include "ops/op_event.h"
 

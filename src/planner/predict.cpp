@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <utility>
 
+#include "config/axis_sizes.h"
 #include "config/context_method.h"
 #include "fit/plan_world.h"
 #include "machine/hierarchy_times.h"

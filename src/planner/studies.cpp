@@ -10,9 +10,9 @@
 
 #include "base/error.h"
 #include "base/units.h"
+#include "config/axis_sizes.h"
 #include "config/faults.h"
 #include "config/load.h"
-#include "config/parallelism.h"
 #include "fit/choose_step.h"
 #include "fit/plan_world.h"
 #include "fit/saving_methods.h"

@@ -7,6 +7,7 @@
 
 #include "base/error.h"
 #include "base/kinds.h"
+#include "config/axis_sizes.h"
 #include "config/parallelism.h"
 #include "model/micro_batch.h"
 #include "ops/plan/plan_backend.h"

@@ -15,6 +15,7 @@
 #include "checkpoint/model_check.h"
 #include "checkpoint/shared_load.h"
 #include "comm/agree.h"
+#include "config/axis_sizes.h"
 #include "config/fields.h"
 #include "config/load.h"
 #include "data/left_out_samples.h"
