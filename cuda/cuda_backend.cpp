@@ -37,6 +37,7 @@ class CudaBackend final : public Backend {
 
   const Target& target() const override { return runtime_->target(); }
   std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override { return runtime_->allocate(bytes); }
+  int64_t free_bytes() const override { return runtime_->free_bytes(); }
   void set_scratch(std::byte* data, int64_t bytes) override {
     scratch_ = data;
     scratch_bytes_ = bytes;

@@ -28,8 +28,9 @@ int64_t half_bytes(int64_t scratch_bytes, int size) {
 
 class DeviceCommunicator final : public GatheredTransfers {
  public:
-  DeviceCommunicator(std::unique_ptr<Links> links, DeviceMemory& scratch)
+  DeviceCommunicator(std::unique_ptr<Links> links, DeviceMemory& scratch, bool in_pairs)
       : links_(std::move(links)),
+        in_pairs_(in_pairs),
         scratch_(scratch.data()),
         scratch_bytes_(scratch.bytes()),
         half_bytes_(half_bytes(scratch_bytes_, size())) {
@@ -46,8 +47,9 @@ class DeviceCommunicator final : public GatheredTransfers {
 
   void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) override {
     check_collective({Operation::all_reduce, dtype, op, 0, count});
-    if (count * dtype_bytes(dtype) * size() <= std::min(small_bytes, scratch_bytes_))
-      return reduce_whole(data, count, dtype, op);
+    const int64_t whole_bytes = count * dtype_bytes(dtype) * size();
+    if (!in_pairs_ || whole_bytes <= std::min(small_bytes, scratch_bytes_))
+      return reduce_gathered(data, count, dtype, op);
     const auto slice = [&](int rank) { return count * rank / size(); };
     std::byte* const own = address(data, slice(rank()), dtype);
     reduce_slices(data, own, slice, dtype, op);
@@ -183,22 +185,27 @@ class DeviceCommunicator final : public GatheredTransfers {
     exchange();
   }
 
-  // data = reduction of the ranks' data; every rank receives all of it.
-  void reduce_whole(void* data, int64_t count, DType dtype, ReduceOp op) {
-    if (count == 0) return;
-    links_->all_gather(data, scratch_, count * dtype_bytes(dtype));
-    cuda_run(RankSum{.own = data,
-                     .received = scratch_,
-                     .rank = rank(),
-                     .size = size(),
-                     .out = data,
-                     .count = count,
-                     .dtype = dtype,
-                     .op = op},
-             links_->stream());
+  // data = reduction of the ranks' data; every rank receives all of it, in pieces that the scratch memory holds.
+  void reduce_gathered(void* data, int64_t count, DType dtype, ReduceOp op) {
+    const int64_t longest = scratch_bytes_ / (size() * dtype_bytes(dtype));
+    for (int64_t start = 0; start < count; start += longest) {
+      std::byte* const piece = address(data, start, dtype);
+      const int64_t length = std::min(longest, count - start);
+      links_->all_gather(piece, scratch_, length * dtype_bytes(dtype));
+      cuda_run(RankSum{.own = piece,
+                       .received = scratch_,
+                       .rank = rank(),
+                       .size = size(),
+                       .out = piece,
+                       .count = length,
+                       .dtype = dtype,
+                       .op = op},
+               links_->stream());
+    }
   }
 
   std::unique_ptr<Links> links_;
+  const bool in_pairs_;
   std::byte* const scratch_;
   const int64_t scratch_bytes_, half_bytes_;
   std::vector<Links::Transfer> transfers_;  // queued for the next exchange
@@ -206,8 +213,9 @@ class DeviceCommunicator final : public GatheredTransfers {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_device_communicator(std::unique_ptr<Links> links, DeviceMemory& scratch) {
-  return std::make_unique<DeviceCommunicator>(std::move(links), scratch);
+std::unique_ptr<Communicator> make_device_communicator(std::unique_ptr<Links> links, DeviceMemory& scratch,
+                                                       bool in_pairs) {
+  return std::make_unique<DeviceCommunicator>(std::move(links), scratch, in_pairs);
 }
 
 }  // namespace gptrain::cuda

@@ -30,6 +30,7 @@ class Runtime {
   virtual const Target& target() const = 0;
   virtual Stream stream() const = 0;
   virtual std::unique_ptr<DeviceMemory> allocate(int64_t bytes) = 0;
+  virtual int64_t free_bytes() const = 0;
   virtual void upload(void* device, const void* host, int64_t bytes) = 0;
   virtual void download(void* host, const void* device, int64_t bytes) = 0;
   virtual void synchronize() = 0;

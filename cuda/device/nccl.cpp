@@ -298,6 +298,22 @@ int blocks_of_group(size_t num_lanes) {
   return std::clamp(processors / static_cast<int>(num_lanes), 1, std::clamp(processors / 8, least, most));
 }
 
+// Makes NCCL connect the ranks in the ways that the group will use.
+void connect(const LinkedGroup& group, Communicator& links) {
+  std::byte* const scratch = group.scratch->data();
+  if (group.one_way) {
+    if (links.rank() == 0) {
+      links.send(scratch, 1, DType::u8, 1);
+    } else {
+      links.receive(scratch, 1, DType::u8, 0);
+    }
+  } else {
+    if (group.in_pairs) links.all_to_all(scratch, scratch + links.size(), 1, DType::u8);
+    links.all_gather(scratch, scratch + links.size(), 1, DType::u8);
+  }
+  links.synchronize();
+}
+
 }  // namespace
 
 }  // namespace gptrain::cuda
@@ -318,24 +334,15 @@ std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<c
   for (const LinkedGroup& group : groups) {
     const int rank = group.host->rank(), size = group.host->size();
     const std::string id = broadcast_text(group.host, new_id(rank), 0);
-    Group& links = made->add(rank, size, id, blocks_of_group(queues.size()), timeout_seconds);
+    const int blocks = group.has_few_bytes ? 1 : blocks_of_group(queues.size());
+    Group& links = made->add(rank, size, id, blocks, timeout_seconds);
     communicators.push_back(make_device_communicator(
         std::make_unique<NcclLinks>(made, links, rank, size, static_cast<Stream>(group.queue->handle()),
                                     queues.at(group.queue)),
-        *group.scratch));
+        *group.scratch, group.in_pairs));
   }
   if (groups.empty()) return communicators;
-  for (size_t i = 0; i < groups.size(); ++i) {
-    if (!groups[i].one_way) continue;
-    Communicator& group = *communicators[i];
-    std::byte* const scratch = groups[i].scratch->data();
-    if (group.rank() == 0) {
-      group.send(scratch, 1, DType::u8, 1);
-    } else {
-      group.receive(scratch, 1, DType::u8, 0);
-    }
-    group.synchronize();
-  }
+  for (size_t i = 0; i < groups.size(); ++i) connect(groups[i], *communicators[i]);
   groups.front().queue->while_waiting([weak = std::weak_ptr(made)] {
     if (const auto alive = weak.lock()) alive->check();
   });

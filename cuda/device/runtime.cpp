@@ -73,6 +73,16 @@ class CudaGraph final : public LaunchGraph {
   Stream stream_;
 };
 
+struct MemoryNow {
+  size_t free, total;  // bytes
+};
+
+MemoryNow memory_now() {
+  MemoryNow now{};
+  check_cuda(cudaMemGetInfo(&now.free, &now.total), "asking for free memory");
+  return now;
+}
+
 class CudaRuntime final : public Runtime {
  public:
   explicit CudaRuntime(int device);
@@ -81,6 +91,7 @@ class CudaRuntime final : public Runtime {
   const Target& target() const override { return target_; }
   Stream stream() const override { return stream_; }
   std::unique_ptr<DeviceMemory> allocate(int64_t bytes) override;
+  int64_t free_bytes() const override { return static_cast<int64_t>(memory_now().free); }
   void upload(void* device, const void* host, int64_t bytes) override;
   void download(void* host, const void* device, int64_t bytes) override;
   void synchronize() override;
@@ -228,8 +239,7 @@ std::unique_ptr<DeviceMemory> CudaRuntime::allocate(int64_t bytes) {
   const cudaError_t status = cudaMalloc(&data, static_cast<size_t>(bytes));
   if (status == cudaErrorMemoryAllocation) {
     cudaGetLastError();  // clears the error: the device is sound, and the exception reports it
-    size_t free = 0, total = 0;
-    check_cuda(cudaMemGetInfo(&free, &total), "asking for free memory");
+    const auto [free, total] = memory_now();
     throw Error(ExitCode::machine, "cannot allocate {} on {}: {} of {} are free",
                 format_bytes(static_cast<double>(bytes)), target_.name, format_bytes(static_cast<double>(free)),
                 format_bytes(static_cast<double>(total)));

@@ -178,6 +178,7 @@ class HostRuntime final : public Runtime {
     require_no_capture("memory that is taken");
     return std::make_unique<HostMemory>(bytes, device_);
   }
+  int64_t free_bytes() const override { return target_.memory_bytes; }
   void upload(void* device, const void* host, int64_t bytes) override {
     require_no_capture("a copy");
     const auto* const first = static_cast<const std::byte*>(host);

@@ -23,19 +23,21 @@ struct LinkedGroup {
   Communicator* host;     // used only to create the device group
   SideQueue* queue;       // the lane's queue
   DeviceMemory* scratch;  // the lane's device memory for reductions
-  // True: the group has two ranks and only the first sends. The two connect when the group is made: NCCL would
-  // otherwise connect in the first transfer, where an early receive blocks the host until the other rank sends.
+  // True: the group has two ranks and only the first sends.
   bool one_way = false;
+  bool in_pairs = false;       // ranks send to each other, in sums of much data and in all-to-all
+  bool has_few_bytes = false;  // the group gets a single thread block
 };
 
-// Creates a device communicator for each group of this rank. REQUIRES: every rank has a device of its own. Collective
-// over the groups, in an order that is the same on all their ranks.
-// The backend's thread makes all calls: it queues the work of all lanes in program order, and a call returns once its
-// work is queued; the queue's marks tell when it is done. A group uses so few of the device's thread blocks that all
-// lanes' groups can run at once: work that waits for a peer on one lane must not keep another lane from starting.
-// If a peer is gone, the rank throws PeerGone or Error(device) where it waits for its ops, and all these communicators
-// are unusable. THROWS Error(device) if a group cannot be made within timeout_seconds, Error(machine) if this build has
-// no NCCL. Results have the bits that Communicator promises.
+// Creates a device communicator for each group of this rank, and connects the ranks in the ways that the group will
+// use: NCCL would otherwise take memory in the first collective, when a run has filled the device, and an early receive
+// would block the host until the other rank sends. REQUIRES: every rank has a device of its own. Collective over the
+// groups, in an order that is the same on all their ranks. The backend's thread makes all calls: it queues the work of
+// all lanes in program order, and a call returns once its work is queued; the queue's marks tell when it is done. A
+// group uses so few of the device's thread blocks that all lanes' groups can run at once: work that waits for a peer on
+// one lane must not keep another lane from starting. If a peer is gone, the rank throws PeerGone or Error(device) where
+// it waits for its ops, and all these communicators are unusable. THROWS Error(device) if a group cannot be made within
+// timeout_seconds, Error(machine) if this build has no NCCL. Results have the bits that Communicator promises.
 std::vector<std::unique_ptr<Communicator>> make_linked_communicators(std::span<const LinkedGroup> groups,
                                                                      double timeout_seconds);
 

@@ -85,6 +85,8 @@ class Backend {
   // RETURNS device memory that begins at a multiple of 256 bytes, contents undefined. THROWS Error(machine) if there is
   // not enough.
   virtual std::unique_ptr<DeviceMemory> allocate(int64_t bytes) = 0;
+  // RETURNS the bytes of the device that are free now; on a CPU, the bytes that plans may use.
+  virtual int64_t free_bytes() const { return target().memory_bytes; }
   // Sets the memory that ops may use while they run, until the next call. The caller owns it.
   virtual void set_scratch(std::byte* data, int64_t bytes) = 0;
 

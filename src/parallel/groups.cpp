@@ -181,38 +181,47 @@ int64_t piece_of_replica(int64_t index, int64_t replicas, int64_t of_node) {
 }
 
 std::vector<LaneGroup> lane_groups(const StepConfig& config) {
+  // Uses of groups: sums of much data, of little, exchanges, and gathers alone.
+  constexpr LaneGroup sums{.reduces = true, .in_pairs = true}, small_sums{.reduces = true},
+      few_sums{.reduces = true, .has_few_bytes = true}, exchanges{.in_pairs = true}, gathers{};
   const bool has_experts = config.parallel.expert > 1;
-  std::vector<LaneGroup> groups = {{LaneKind::tensor, GroupKind::tensor, true}};
-  if (config.parallel.context > 1) groups.push_back({LaneKind::context, GroupKind::context, false});
-  if (has_experts) groups.push_back({LaneKind::expert, GroupKind::expert, false});
-  const bool in_parts = config.model.qk_norm || config.parallel.sequence || config.model.moe.is_on();
-  if (in_parts) groups.push_back({LaneKind::gradients, GroupKind::tensor, true});
-  groups.push_back({LaneKind::gradients, GroupKind::kv_heads, true});
-  groups.push_back({LaneKind::gradients, GroupKind::data, true});
-  if (has_experts) groups.push_back({LaneKind::gradients, GroupKind::expert_data, true});
-  const NodeReplicas by_node = summed_by_node(config.parallel);
-  const auto add_node_groups = [&](LaneKind lane, bool reduces) {
-    if (by_node.dense > 0)
-      for (const GroupKind kind : {GroupKind::node, GroupKind::nodes}) groups.push_back({lane, kind, reduces});
-    if (by_node.experts > 0)
-      for (const GroupKind kind : {GroupKind::expert_node, GroupKind::expert_nodes})
-        groups.push_back({lane, kind, reduces});
+  std::vector<LaneGroup> groups;
+  const auto add = [&](LaneKind lane, GroupKind kind, LaneGroup use) {
+    use.lane = lane;
+    use.group = kind;
+    groups.push_back(use);
   };
-  add_node_groups(LaneKind::gradients, true);
+  add(LaneKind::tensor, GroupKind::tensor, sums);
+  if (config.parallel.context > 1) add(LaneKind::context, GroupKind::context, exchanges);
+  if (has_experts) add(LaneKind::expert, GroupKind::expert, exchanges);
+  // Gradients of norms and routers, to which each rank adds its part of the tokens or heads.
+  const bool in_parts = config.model.qk_norm || config.parallel.sequence || config.model.moe.is_on();
+  if (in_parts) add(LaneKind::gradients, GroupKind::tensor, few_sums);
+  add(LaneKind::gradients, GroupKind::kv_heads, sums);
+  add(LaneKind::gradients, GroupKind::data, sums);
+  if (has_experts) add(LaneKind::gradients, GroupKind::expert_data, sums);
+  const NodeReplicas by_node = summed_by_node(config.parallel);
+  const auto add_node_groups = [&](LaneKind lane, const LaneGroup& use) {
+    if (by_node.dense > 0)
+      for (const GroupKind kind : {GroupKind::node, GroupKind::nodes}) add(lane, kind, use);
+    if (by_node.experts > 0)
+      for (const GroupKind kind : {GroupKind::expert_node, GroupKind::expert_nodes}) add(lane, kind, use);
+  };
+  add_node_groups(LaneKind::gradients, sums);
   const bool has_islands = config.parallel.local_steps.is_on() || config.parallel.zero_node_copy;
-  if (has_islands) groups.push_back({LaneKind::gradients, GroupKind::islands, true});
-  if (config.parallel.pipeline > 1 || has_islands) groups.push_back({LaneKind::gradients, GroupKind::loss, true});
-  if (config.parallel.pipeline > 1) {
-    if (config.optimizer.type == OptimizerKind::muon) groups.push_back({LaneKind::gradients, GroupKind::stage, false});
-  }
-  if (config.model.tied_head) groups.push_back({LaneKind::gradients, GroupKind::tied, true});
-  groups.push_back({LaneKind::gradients, GroupKind::world, true});
-  // With 16-bit weights the lane also reduces: begin_gather sums the norms' f32 masters over ranks, all but one zero.
+  if (has_islands) add(LaneKind::gradients, GroupKind::islands, sums);
+  const bool is_stage = config.parallel.pipeline == 1;  // the world is RankGroups::stage_group
+  const bool has_muon = config.optimizer.type == OptimizerKind::muon;
+  if (!is_stage || has_islands) add(LaneKind::gradients, GroupKind::loss, few_sums);
+  if (!is_stage && has_muon) add(LaneKind::gradients, GroupKind::stage, exchanges);
+  if (config.model.tied_head) add(LaneKind::gradients, GroupKind::tied, sums);
+  add(LaneKind::gradients, GroupKind::world, is_stage && has_muon ? sums : few_sums);
   if (config.parallel.zero > 0) {
-    const bool reduces = config.precision.compute != DType::f32;
-    groups.push_back({LaneKind::weights, GroupKind::data, reduces});
-    if (has_experts) groups.push_back({LaneKind::weights, GroupKind::expert_data, reduces});
-    add_node_groups(LaneKind::weights, false);
+    // With 16-bit weights begin_gather also sums the norms' f32 masters over ranks, all but one zero.
+    const LaneGroup use = config.precision.compute != DType::f32 ? small_sums : gathers;
+    add(LaneKind::weights, GroupKind::data, use);
+    if (has_experts) add(LaneKind::weights, GroupKind::expert_data, use);
+    add_node_groups(LaneKind::weights, gathers);
   }
   return groups;
 }
@@ -293,7 +302,8 @@ void RankGroups::note_sizes(const StepConfig& config, const std::vector<LaneGrou
     sizes_[kind] = std::ssize(group_ranks(config, mesh_, rank_, static_cast<GroupKind>(kind)));
   for (const LaneGroup& group : groups) {
     RankLane& lane = on(group.lane);
-    const int64_t ranks = sizes_[index(group.group)];
+    const int64_t ranks = num_ranks(group.group);
+    if (ranks > 1) lane.groups.push_back(group);
     lane.ranks = std::max(lane.ranks, ranks);
     if (group.reduces) lane.ranks_that_reduce = std::max(lane.ranks_that_reduce, ranks);
   }
@@ -302,6 +312,7 @@ void RankGroups::note_sizes(const StepConfig& config, const std::vector<LaneGrou
       if (group.ranks[sends ? 0 : 1] != rank_) continue;
       const LaneKind kind = sends ? group.send : group.receive;
       on(kind).ranks = 2;
+      on(kind).groups.push_back({.lane = kind, .group = neighbours_of(kind)});
       neighbour_lanes_.push_back(kind);
     }
   }
@@ -395,10 +406,14 @@ void RankGroups::use_memory_of(Backend& backend, bool own_devices, double timeou
     if (lane.queue == nullptr) return;
     const int64_t share = share_of_lane(linked_ ? device_exchange_bytes : staging_bytes, working, groups.empty());
     lane.exchanged = linked_ ? backend.allocate(share) : lane.queue->allocate_host(share);
-    for (size_t kind = 0; kind < num_group_kinds; ++kind) {
-      if (lane.host[kind] == nullptr) continue;
-      const bool one_way = kind == index(GroupKind::next) || kind == index(GroupKind::previous);
-      groups.push_back({lane.host[kind].get(), lane.queue.get(), lane.exchanged.get(), one_way});
+    for (const LaneGroup& group : lane.groups) {
+      const size_t kind = index(group.group);
+      groups.push_back({.host = lane.host[kind].get(),
+                        .queue = lane.queue.get(),
+                        .scratch = lane.exchanged.get(),
+                        .one_way = is_between_stages(group.lane),
+                        .in_pairs = group.in_pairs,
+                        .has_few_bytes = group.has_few_bytes});
       made.push_back(&lane.device[kind]);
     }
   };
@@ -436,7 +451,7 @@ ExchangeBytes RankGroups::exchanged_bytes() const {
 Communicator* RankGroups::group(LaneKind lane, GroupKind kind) const {
   const RankLane& of = on(lane);
   Communicator* const group = (of.queue ? of.device : of.host)[index(kind)].get();
-  if (group == nullptr && sizes_[index(kind)] > 1) {
+  if (group == nullptr && num_ranks(kind) > 1) {
     throw Error(ExitCode::device, "the lane {} has no group {}", lane_names[lane], group_names[index(kind)]);
   }
   return group;

@@ -86,9 +86,11 @@ constexpr bool is_between_stages(LaneKind lane) { return lane >= LaneKind::send_
 
 // A group that works on a lane.
 struct LaneGroup {
-  LaneKind lane;
-  GroupKind group;
-  bool reduces;  // its collectives sum or reduce; false: they only move data
+  LaneKind lane{};
+  GroupKind group{};
+  bool reduces = false;        // its collectives sum or reduce; false: they only move data
+  bool in_pairs = false;       // ranks send to each other: in sums of much data and in all-to-all
+  bool has_few_bytes = false;  // a few numbers in a step: losses, norms, statistics
 };
 
 // Traffic of a rank in a step by group, and by lane and group.
@@ -233,6 +235,7 @@ class RankGroups {
   using GroupHandles = EnumArray<GroupKind, std::unique_ptr<Communicator>, num_group_kinds>;
 
   struct RankLane {
+    std::vector<LaneGroup> groups;             // groups of several ranks
     int64_t ranks = 1;                         // size of its largest group
     int64_t ranks_that_reduce = 1;             // size of its largest group that reduces
     std::shared_ptr<ExchangeScratch> scratch;  // shared by its groups; null if ranks are threads or none reduces

@@ -146,10 +146,17 @@ ExitCode run_rank(RunConfig config, const TrainOptions& options, const StopSigna
   StepPlan plan;
   Target share = device.backend->target();
   share.device_links = groups.has_links();
+  share.ranks_per_node = static_cast<int>(std::max<int64_t>(ranks_per_node(world), 0));
   share.of_processes = world.of_processes();
   share.num_threads = threads;
   share.sharing = device.sharing;
   share.memory_bytes = device.memory_bytes;
+  // NCCL has taken its buffers by now, which no plan counts. Kernels and graphs come later: half of
+  // outside_plans_bytes.
+  if (groups.has_links()) {
+    const int64_t held = groups.exchanged_bytes()[MemoryPlace::device];
+    share.memory_bytes = std::min(share.memory_bytes, device.backend->free_bytes() + held - outside_plans_bytes / 2);
+  }
   const std::optional<int64_t> activation_bytes = agreed_activation_bytes(config, all, world, share);
   agree_on(all, world, [&] {
     const int32_t stage = stage_of(config, world, world.rank());

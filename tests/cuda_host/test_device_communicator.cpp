@@ -19,7 +19,7 @@ using namespace gptrain;
 namespace {
 
 // Runs queued work late and in any order that the two queues' marks allow.
-class HostLinks final : public Links {
+class HostLinks : public Links {
  public:
   HostLinks(Communicator& host, uint64_t seed)
       : host_(host), queues_(seed), moves_(queues_.add_queue()), sums_(queues_.add_queue()) {}
@@ -62,6 +62,13 @@ class HostLinks final : public Links {
   mutable simt::DeviceQueues queues_;
   const int moves_, sums_;
   simt::Mark summed_[2];
+};
+
+// Links of ranks that send to nobody in particular.
+class GatherLinks final : public HostLinks {
+ public:
+  using HostLinks::HostLinks;
+  void exchange(std::span<const Transfer> /*transfers*/) override { throw Error(ExitCode::device, "an exchange"); }
 };
 
 // One rank of a simulated large group, whose ranks each have their number in every element. Peers first send their
@@ -279,6 +286,26 @@ TEMPLATE_TEST_CASE("collectives of devices have the bits of the host's for every
            })) {
         REQUIRE(message == "");
       }
+    }
+  }
+}
+
+TEST_CASE("ranks that send to nobody in particular sum the same bits") {
+  const int size = 3;
+  for (const int64_t bytes : {int64_t{16} * size, int64_t{4000}}) {
+    for (const std::string& message : run_ranks(size, [&](Communicator& host) {
+           Device device;
+           const auto scratch = device.scratch(bytes);
+           const auto group = make_device_communicator(std::make_unique<GatherLinks>(host, 7), *scratch, false);
+           for (const int64_t count : {1, 7, 129, 1001}) {
+             std::vector<float> data = numbers<float>(host.rank(), count), expected = data;
+             host.all_reduce(expected.data(), count, DType::f32, ReduceOp::sum);
+             device.with<float>(*group, data,
+                                [&](float* at) { group->all_reduce(at, count, DType::f32, ReduceOp::sum); });
+             expect_same(data, expected, "a sum by gathers");
+           }
+         })) {
+      REQUIRE(message == "");
     }
   }
 }

@@ -79,14 +79,15 @@ struct Rank {
   std::vector<std::unique_ptr<Communicator>> on_devices;
   std::vector<Communicator*> on_host;
 
-  Rank(const std::vector<Communicator*>& host, int64_t scratch_bytes, bool one_way = false,
+  // `like`: the use of each lane's group.
+  Rank(const std::vector<Communicator*>& host, int64_t scratch_bytes, const LinkedGroup& like = {.in_pairs = true},
        double timeout = timeout_seconds)
       : on_host(host) {
     std::vector<LinkedGroup> groups;
     for (size_t i = 0; i < host.size(); ++i) {
       lanes.push_back(std::make_unique<Lane>(static_cast<uint64_t>(host[i]->rank()) * 16 + i));
       scratch.push_back(std::make_unique<Memory>(scratch_bytes));
-      groups.push_back({host[i], lanes[i].get(), scratch[i].get(), one_way});
+      groups.push_back({host[i], lanes[i].get(), scratch[i].get(), like.one_way, like.in_pairs, like.has_few_bytes});
     }
     on_devices = make_linked_communicators(groups, timeout);
   }
@@ -203,12 +204,28 @@ TEST_CASE("collectives by NCCL have the host's bits, however slow its calls are"
   }
 }
 
-TEST_CASE("groups of stages connect when they are made") {
-  nccl_stand_in::begin(5);
-  const auto messages =
-      run(2, [&](int, const std::vector<Communicator*>& groups) { const Rank rank(groups, 4096, true); });
-  CHECK(messages == std::vector<std::string>(2));
-  require_no_faults();
+TEST_CASE("groups connect when they are made, in the ways that they will use") {
+  struct Way {
+    LinkedGroup use;
+    std::string_view call;  // connects the ranks
+    int size;
+    int blocks;
+  };
+  const std::vector<Way> ways = {{{.one_way = true}, "ncclSend", 2, 8},
+                                 {{.in_pairs = true}, "ncclRecv", 3, 8},
+                                 {{.in_pairs = true}, "ncclAllGather", 3, 8},
+                                 {{.has_few_bytes = true}, "ncclAllGather", 3, 1}};
+  for (const Way& way : ways) {
+    CAPTURE(way.call, way.size);
+    const auto make = [&](int, const std::vector<Communicator*>& groups) { const Rank rank(groups, 4096, way.use); };
+    nccl_stand_in::begin(5);
+    CHECK(run(way.size, make) == std::vector<std::string>(static_cast<size_t>(way.size)));
+    CHECK(nccl_stand_in::most_blocks() == way.blocks);
+    require_no_faults();
+    nccl_stand_in::begin(5, {.call = way.call, .rank = 0});
+    CHECK(holds(run(way.size, make)[0], "NCCL error: a system error"));
+    require_no_faults();
+  }
 }
 
 TEST_CASE("when a rank fails, all others stop and no work is left on devices") {
@@ -275,8 +292,8 @@ TEST_CASE("errors of NCCL's calls end all ranks with a message") {
 
 TEST_CASE("a group that is never made is given up after the timeout") {
   nccl_stand_in::begin(1, {.call = "ncclCommInitRankConfig", .rank = 1, .never = true});
-  const auto messages =
-      run(2, [&](int, const std::vector<Communicator*>& groups) { const Rank rank(groups, 4096, false, 1); });
+  const auto messages = run(
+      2, [&](int, const std::vector<Communicator*>& groups) { const Rank rank(groups, 4096, {.in_pairs = true}, 1); });
   CHECK(
       holds(messages[1], "making a group of devices: not all ranks have come within 1 seconds (comm.timeout_seconds)"));
   CHECK(!messages[0].empty());
