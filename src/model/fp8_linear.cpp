@@ -107,21 +107,21 @@ class Fp8WeightLinear : public Linear {
   void save_input(const LayerCall& call, const GemmOperand& x, const Matrix& whole, const Matrix& rows) {
     WorkspaceFrame frame(*call.workspace);
     context_.backend.run(Quantize{.x = whole,
-                                  .amax = whole_amax(x, input_is_part_, frame),
-                                  .rows = rows,
-                                  .transposed = layout_.at(call, input_),
-                                  .inverse_scale = layout_.scale_at(call, input_)});
+                                  .to = {.amax = whole_amax(x, input_is_part_, frame),
+                                         .rows = rows,
+                                         .transposed = layout_.at(call, input_),
+                                         .inverse_scale = layout_.scale_at(call, input_)}});
   }
 
   // Saves the gradient of the output, transposed, and the sums of the bias' gradient, for W. `rows` as in save_input.
   void leave_gradient(const LayerCall& call, const GemmOperand& dy, const Matrix& rows) {
     WorkspaceFrame frame(*call.workspace);
     context_.backend.run(Quantize{.x = dy.x,
-                                  .amax = whole_amax(dy, gradient_is_part_, frame),
-                                  .rows = rows,
-                                  .transposed = layout_.at(call, gradient_),
-                                  .inverse_scale = layout_.scale_at(call, gradient_),
-                                  .column_sums = bias_sums_.at(call, 0)});
+                                  .to = {.amax = whole_amax(dy, gradient_is_part_, frame),
+                                         .rows = rows,
+                                         .transposed = layout_.at(call, gradient_),
+                                         .inverse_scale = layout_.scale_at(call, gradient_),
+                                         .column_sums = bias_sums_.at(call, 0)}});
   }
 
   // RETURNS the amax of the whole tensor, computed in `frame` if the factor comes without. is_part: takes the maximum
@@ -165,10 +165,10 @@ class Fp8Linear final : public Fp8WeightLinear {
     const Matrix w = context_.weight(call, design_.weight);
     WorkspaceFrame frame(*call.workspace);
     context_.backend.run(Quantize{.x = w,
-                                  .amax = whole_amax({w}, true, frame),
-                                  .rows = layout_.at(call, weight_),
-                                  .transposed = layout_.at(call, weight_transposed_),
-                                  .inverse_scale = layout_.scale_at(call, weight_transposed_)});
+                                  .to = {.amax = whole_amax({w}, true, frame),
+                                         .rows = layout_.at(call, weight_),
+                                         .transposed = layout_.at(call, weight_transposed_),
+                                         .inverse_scale = layout_.scale_at(call, weight_transposed_)}});
   }
 
   TensorRows::Ticket forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) override {

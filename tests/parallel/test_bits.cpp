@@ -91,8 +91,8 @@ class ScaleRecorder final : public ForwardingBackend {
 
   using ForwardingBackend::run;
   void run(const Quantize& op) override {
-    const float* const parts = op.amax.as<float>();
-    scales_.push_back(*std::max_element(parts, parts + amax_parts));
+    const float* const parts = op.to.amax.as<float>();
+    scales_.push_back(*std::max_element(parts, parts + op.to.amax.cols));
     inner_.run(op);
   }
 
