@@ -178,7 +178,7 @@ stage_C() {
   if (($(left) < limit)); then limit=$(left); fi
   if part 'whole steps' steps.log "$limit" python3 tools/gpu/bench_gpu.py --gptrain "$folder/gptrain" --rows "$rows" \
     --seconds "$((limit - 10))" --figures "$LOGS/figures.json" \
-    --cases gpt2-124m-1024 gpt2-1.5b-1024 gpt2-1.5b-1024-fp8 llama-160m-2048 llama-160m-2048-experts; then
+    --cases gpt2-124m-1024 gpt2-1.5b-1024 gpt2-1.5b-1024-fp8 gpt2-1.5b-1024-fp8-delayed llama-160m-2048 llama-160m-2048-experts; then
     cut -c1-200 "$LOGS/steps.log"
   fi
   beside_torch

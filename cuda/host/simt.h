@@ -98,6 +98,15 @@ T __shfl_down_sync(uint32_t mask, T value, unsigned lanes,
   return gptrain::simt::shuffle(mask, value, source < gptrain::simt::warp_size ? source : gptrain::simt::lane(), site);
 }
 
+// Returns the number at `address` before it is raised to `value`.
+inline int atomicMax(int* address, int value) {
+  int before = __atomic_load_n(address, __ATOMIC_RELAXED);
+  while (before < value &&
+         !__atomic_compare_exchange_n(address, &before, value, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  return before;
+}
+
 namespace gptrain::inline cuda {
 
 template <typename T>

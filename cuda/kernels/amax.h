@@ -50,15 +50,29 @@ class RunningAmax {
   // memory (WarpMaxima) is free.
   __device__ void leave() const {
     if (parts_ == nullptr) return;
-    constexpr uint32_t infinity = 0x7f80;
-    const uint32_t largest = block_maximum(largest_, shared<WarpMaxima>());
-    const float own = to_float(bf16{static_cast<uint16_t>(largest < infinity ? largest : infinity)});
+    const float own = block_amax(shared<WarpMaxima>());
     const int64_t step = static_cast<int64_t>(gridDim.x) * blockDim.x;
     for (int64_t part = blockIdx.x + static_cast<int64_t>(gridDim.x) * threadIdx.x; part < amax_parts; part += step)
       parts_[part] = part == blockIdx.x ? own : 0.0F;
   }
 
+  // Raises the number at `parts`, at least -infinity, to the block's maximum. REQUIRES: all threads of the block call
+  // it.
+  __device__ void raise(WarpMaxima& maxima) const {
+    if (parts_ == nullptr) return;
+    const float own = block_amax(maxima);
+    // As signed integers, the bits of non-negative floats are in their order, and those of -infinity below all.
+    if (threadIdx.x == 0) atomicMax(reinterpret_cast<int*>(parts_), std::bit_cast<int>(own));
+  }
+
  private:
+  // Returns the amax of the elements that the block has seen; infinity if any is not finite.
+  __device__ float block_amax(WarpMaxima& maxima) const {
+    constexpr uint32_t infinity = 0x7f80;
+    const uint32_t largest = block_maximum(largest_, maxima);
+    return to_float(bf16{static_cast<uint16_t>(largest < infinity ? largest : infinity)});
+  }
+
   float* parts_;
   uint32_t largest_ = 0;
 };

@@ -1,9 +1,9 @@
 // Element-wise ops.
 #include <cmath>
 
-#include "kernels/activation_functions.h"
+#include "kernels/activation_values.h"
 #include "kernels/amax.h"
-#include "kernels/rows.h"
+#include "kernels/fp8_activation.h"
 #include "kernels/run.h"
 #include "ops/few_bits.h"
 
@@ -113,47 +113,26 @@ __global__ void branch_backward(Rows<const R> dx, Rows<C> d_branch, DropoutMask 
   amax.leave();
 }
 
-template <typename C>
-struct BiasedRows {
-  Rows<const C> x;
-  const C* bias;  // null: none
+// The parts of an output are separate matrices: with stores through one pointer, the compiler would split those of the
+// second part into single words.
+template <typename C, int parts>
+struct OutputParts {
+  Rows<C> at[parts];
 };
 
-template <typename C, int N>
-__device__ void load_with_bias(const BiasedRows<C>& biased, int64_t row, int64_t column, float (&values)[N]) {
-  const auto in = load<N>(biased.x.at(row, column));
-  for (int i = 0; i < N; ++i) values[i] = to_float(in.at[i]);
-  if (biased.bias == nullptr) return;
-  const auto added = load<N>(biased.bias + column);
-  for (int i = 0; i < N; ++i) values[i] += to_float(added.at[i]);
-}
-
-template <typename Function, typename C, int N>
-__global__ void activation_forward(BiasedRows<C> x, Rows<C> y, int64_t rows, int64_t cols, float* parts) {
+// Stores an activation or its gradient, whose parts have `cols` columns each.
+template <typename Values, typename C, int N>
+__global__ void store_activation(Values source, OutputParts<C, Values::parts> to, int64_t rows, int64_t cols,
+                                 float* parts) {
   RunningAmax amax(parts);
   for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
-    float values[N];
-    load_with_bias(x, row, column, values);
-    Pack<C, N> out;
-    for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(Function::of(values[i]).value);
-    store(y.at(row, column), out);
-    amax.see(out);
-  });
-  amax.leave();
-}
-
-template <typename Function, typename C, int N>
-__global__ void activation_backward(BiasedRows<C> x, Rows<const C> dy, Rows<C> dx, int64_t rows, int64_t cols,
-                                    float* parts) {
-  RunningAmax amax(parts);
-  for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
-    float values[N];
-    load_with_bias(x, row, column, values);
-    const auto gradient = load<N>(dy.at(row, column));
-    Pack<C, N> out;
-    for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(to_float(gradient.at[i]) * Function::of(values[i]).slope);
-    store(dx.at(row, column), out);
-    amax.see(out);
+    Pack<C, N> out[Values::parts];
+    source.values(row, column, out);
+#pragma unroll
+    for (int part = 0; part < Values::parts; ++part) {
+      store(to.at[part].at(row, column), out[part]);
+      amax.see(out[part]);
+    }
   });
   amax.leave();
 }
@@ -243,48 +222,6 @@ __global__ void activation_backward_coded(Rows<const uint8_t> codes, Rows<const 
   amax.leave();
 }
 
-// x = [gate | up], each of `cols` columns.
-template <typename Function, typename C, int N>
-__global__ void gated_forward(BiasedRows<C> x, Rows<C> y, int64_t rows, int64_t cols, float* parts) {
-  RunningAmax amax(parts);
-  for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
-    float gate[N], up[N];
-    load_with_bias(x, row, column, gate);
-    load_with_bias(x, row, cols + column, up);
-    Pack<C, N> out;
-    for (int i = 0; i < N; ++i) out.at[i] = rounded_to<C>(gate[i] * Function::factor_and_slope(gate[i]).factor * up[i]);
-    store(y.at(row, column), out);
-    amax.see(out);
-  });
-  amax.leave();
-}
-
-// The halves of x's gradient are separate matrices: with stores through one pointer, the compiler would split those of
-// the second half into single words.
-template <typename Function, typename C, int N>
-__global__ void gated_backward(BiasedRows<C> x, Rows<const C> dy, Rows<C> d_gates, Rows<C> d_ups, int64_t rows,
-                               int64_t cols, float* parts) {
-  RunningAmax amax(parts);
-  for_each_pack<N>(rows, cols, [&](int64_t row, int64_t column) {
-    float gate[N], up[N];
-    load_with_bias(x, row, column, gate);
-    load_with_bias(x, row, cols + column, up);
-    const auto gradient = load<N>(dy.at(row, column));
-    Pack<C, N> d_gate, d_up;
-    for (int i = 0; i < N; ++i) {
-      const FactorAndSlope of_gate = Function::factor_and_slope(gate[i]);
-      const float g = to_float(gradient.at[i]);
-      d_gate.at[i] = rounded_to<C>(g * up[i] * of_gate.slope);
-      d_up.at[i] = rounded_to<C>(g * gate[i] * of_gate.factor);
-    }
-    store(d_gates.at(row, column), d_gate);
-    store(d_ups.at(row, column), d_up);
-    amax.see(d_gate);
-    amax.see(d_up);
-  });
-  amax.leave();
-}
-
 // Returns the launch shape, with shared memory for the maxima if the amax is requested.
 LaunchShape shape_with_amax(int64_t rows, int64_t cols, int width, const Matrix& amax) {
   LaunchShape shape = shape_of_elements(rows, cols, width);
@@ -326,42 +263,17 @@ void launch_coded(const ActivationBackward& op, Stream stream) {
   });
 }
 
-template <typename C, int N>
-void launch_activation(const ActivationForward& op, Stream stream) {
+template <typename C, int N, typename Op>
+void launch_activation(const Op& op, const Matrix& output, Stream stream) {
   if (op.code_bits != 0) return launch_coded<C, N>(op, stream);
-  const BiasedRows<C> x{Rows<const C>(op.x), op.bias.as<const C>()};
-  const Rows<C> y(op.y);
-  const int64_t rows = op.y.rows, cols = op.y.cols;
-  const auto start = [&](auto* kernel) {
-    launch(stream, shape_with_amax(rows, cols, N, op.amax), kernel, x, y, rows, cols, op.amax.as<float>());
-  };
-  if (op.kind == ActivationKind::swiglu) return start(gated_forward<Silu, C, N>);
-  if (op.kind == ActivationKind::geglu) return start(gated_forward<Gelu, C, N>);
-  if (op.kind == ActivationKind::geglu_tanh) return start(gated_forward<GeluTanh, C, N>);
-  if (op.kind == ActivationKind::gelu) return start(activation_forward<Gelu, C, N>);
-  start(activation_forward<GeluTanh, C, N>);
-}
-
-template <typename C, int N>
-void launch_activation(const ActivationBackward& op, Stream stream) {
-  if (op.code_bits != 0) return launch_coded<C, N>(op, stream);
-  const BiasedRows<C> x{Rows<const C>(op.x), op.bias.as<const C>()};
-  const Rows<const C> dy(op.dy);
-  const Rows<C> dx(op.dx);
-  const int64_t rows = op.dy.rows, cols = op.dy.cols;
-  const auto start_gated = [&](auto* kernel) {
-    const Rows<C> d_gates(op.dx.column_range(0, cols)), d_ups(op.dx.column_range(cols, cols));
-    launch(stream, shape_with_amax(rows, cols, N, op.amax), kernel, x, dy, d_gates, d_ups, rows, cols,
-           op.amax.as<float>());
-  };
-  if (op.kind == ActivationKind::swiglu) return start_gated(gated_backward<Silu, C, N>);
-  if (op.kind == ActivationKind::geglu) return start_gated(gated_backward<Gelu, C, N>);
-  if (op.kind == ActivationKind::geglu_tanh) return start_gated(gated_backward<GeluTanh, C, N>);
-  const auto start = [&](auto* kernel) {
-    launch(stream, shape_with_amax(rows, cols, N, op.amax), kernel, x, dy, dx, rows, cols, op.amax.as<float>());
-  };
-  if (op.kind == ActivationKind::gelu) return start(activation_backward<Gelu, C, N>);
-  start(activation_backward<GeluTanh, C, N>);
+  with_values<C, N>(op, [&](const auto& values) {
+    using Values = std::decay_t<decltype(values)>;
+    const int64_t cols = output.cols / Values::parts;
+    OutputParts<C, Values::parts> to;
+    for (int part = 0; part < Values::parts; ++part) to.at[part] = Rows<C>(output.column_range(part * cols, cols));
+    launch(stream, shape_with_amax(output.rows, cols, N, op.amax), store_activation<Values, C, N>, values, to,
+           output.rows, cols, op.amax.template as<float>());
+  });
 }
 
 // Calls body with the pack width as a constant: wide if all operands allow it.
@@ -462,17 +374,19 @@ void cuda_run(const BranchBackward& op, Stream stream, std::byte*) {
   });
 }
 
-void cuda_run(const ActivationForward& op, Stream stream, std::byte*) {
+void cuda_run(const ActivationForward& op, Stream stream, std::byte* scratch) {
+  if (op.fp8.given()) return run_to_fp8(op, stream, scratch);
   with_type(op.y.dtype, [&](auto compute) {
     with_width({op.x, op.bias, op.y},
-               [&](auto width) { launch_activation<decltype(compute), decltype(width)::value>(op, stream); });
+               [&](auto width) { launch_activation<decltype(compute), decltype(width)::value>(op, op.y, stream); });
   });
 }
 
-void cuda_run(const ActivationBackward& op, Stream stream, std::byte*) {
+void cuda_run(const ActivationBackward& op, Stream stream, std::byte* scratch) {
+  if (op.fp8.given()) return run_to_fp8(op, stream, scratch);
   with_type(op.dy.dtype, [&](auto compute) {
     with_width({op.x, op.bias, op.dy, op.dx},
-               [&](auto width) { launch_activation<decltype(compute), decltype(width)::value>(op, stream); });
+               [&](auto width) { launch_activation<decltype(compute), decltype(width)::value>(op, op.dx, stream); });
   });
 }
 

@@ -92,4 +92,7 @@ constexpr float fp8_scale(float largest) {
   return std::bit_cast<float>(static_cast<uint32_t>((log_scale < 126 ? log_scale : 126) + 127) << 23);
 }
 
+// Returns value * scale, or NaN if the value is not finite: an infinity would become a format's largest number.
+constexpr float scaled_for_fp8(float value, float scale) { return value * scale + value * 0.0F; }
+
 }  // namespace gptrain::base

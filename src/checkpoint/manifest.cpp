@@ -6,12 +6,15 @@
 #include <cmath>
 #include <fmt/format.h>
 #include <limits>
+#include <optional>
 #include <set>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
+#include "base/base64.h"
 #include "base/crc32c.h"
+#include "base/dtype.h"
 #include "base/error.h"
 #include "base/json.h"
 #include "base/json_reason.h"
@@ -68,6 +71,28 @@ LossScale parse_loss_scale(const json& object) {
   if (!std::has_single_bit(static_cast<uint64_t>(value)) || value > static_cast<int64_t>(most_loss_scale))
     fault("\"loss_scale\" is {}, which is not a power of two up to 2^24", value);
   return {static_cast<float>(value), count_of(object, "good_steps")};
+}
+
+std::string format_amaxes(const std::vector<float>& amaxes) {
+  std::string bytes;
+  for (const float amax : amaxes) {
+    const uint16_t bits = to_bf16(amax).bits;
+    bytes.push_back(static_cast<char>(bits & 0xffU));
+    bytes.push_back(static_cast<char>(bits >> 8));
+  }
+  return to_base64(bytes);
+}
+
+std::vector<float> parse_amaxes(const std::string& text) {
+  const std::optional<std::string> bytes = from_base64(text);
+  if (!bytes || bytes->size() % 2 != 0) fault("\"amax_history\" is not base64 of numbers of 16 bits");
+  std::vector<float> amaxes;
+  for (size_t i = 0; i < bytes->size(); i += 2) {
+    const auto low = static_cast<uint8_t>((*bytes)[i]), high = static_cast<uint8_t>((*bytes)[i + 1]);
+    amaxes.push_back(to_float(bf16{static_cast<uint16_t>(low | high << 8)}));
+    if (!(amaxes.back() >= 0) || std::isinf(amaxes.back())) fault("\"amax_history\" has a number that is no amax");
+  }
+  return amaxes;
 }
 
 // Returns true if the tokenizer's text is saved in a file of its own.
@@ -231,6 +256,7 @@ StoredManifest parse_manifest(const std::string& text) {
   manifest.config = text_of(root, "config");
   if (root.contains("algorithms")) manifest.algorithms = text_of(root, "algorithms");
   if (root.contains("loss_scale")) manifest.loss_scale = parse_loss_scale(root["loss_scale"]);
+  if (root.contains("amax_history")) manifest.amax_history = parse_amaxes(text_of(root, "amax_history"));
   if (root.contains("tokenizer")) parse_tokenizer(root["tokenizer"], manifest);
   if (root.contains("rollback")) parse_rollback(root["rollback"], progress);
   if (root.contains("loss")) {
@@ -292,6 +318,7 @@ ordered_json manifest_object(const StoredManifest& stored) {
     root["loss_scale"] = {{"value", static_cast<int64_t>(manifest.loss_scale->value)},
                           {"good_steps", manifest.loss_scale->good_steps}};
   }
+  if (!manifest.amax_history.empty()) root["amax_history"] = format_amaxes(manifest.amax_history);
   if (manifest.tokenizer) root["tokenizer"] = tokenizer_object(*manifest.tokenizer);
   if (progress.rollbacks > 0 || !progress.losses.window.empty()) root["rollback"] = rollback_object(progress);
   if (progress.loss) root["loss"] = number_or_null(*progress.loss);

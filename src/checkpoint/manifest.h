@@ -60,6 +60,7 @@ struct Manifest {
   // Backend::algorithms of rank 0: a run that resumes with the same ones gets the same bits. Empty on a CPU.
   std::string algorithms;
   std::optional<LossScale> loss_scale = {};  // scale of the next step; none: no loss scaling
+  std::vector<float> amax_history = {};      // TrainingStep::amax_history: numbers of bf16
   // Tokenizer of the data; none: not known. Its text is saved in tokenizer.json and not read with the manifest, except
   // for "bytes".
   std::optional<TokenizerRecord> tokenizer = {};

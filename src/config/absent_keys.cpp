@@ -239,7 +239,8 @@ std::span<const Aliases> absent_keys() {
         "opt_level", "fp16_opt_level", "half_precision_backend", "auto_cast", "*_full_eval", "autocast*",
         "precision_params", "param_dtype", "main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype",
         "mixed_precision_param", "low_cpu_mem_usage", "accelerator_config"}},
-      {"precision.linears = \"fp8\" scales each tensor by what it holds, and has no further settings",
+      {"precision.linears = \"fp8\" scales a tensor by its largest element, or with precision.amax_history by earlier "
+       "ones",
        {"keep_fp8_*", "first_last_layers_bf16", "num_layers_at_*_in_bf16", "fp8_*", "precision_fp8_recipe", "*fp4*",
         "mxfp8*"}},
       {"loss scales are powers of two between 1 and 2^24 that adapt by themselves",

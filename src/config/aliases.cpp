@@ -149,6 +149,7 @@ std::span<const Aliases> key_aliases() {
       {R"(precision.compute = "bf16")", {"bf16"}},
       {R"(precision.compute = "fp16")", {"fp16"}},
       {R"(precision.linears = "fp8")", {"fp8", "fp8_format", "float8"}},
+      {"precision.amax_history", {"amax_history_len", "fp8_amax_history_len"}},
       {R"(precision.reduce = "bf16")", {"grad_reduce_in_bf16"}},
       {"precision.loss_scale", {"initial_loss_scale", "initial_scale_power"}},
       {"optimizer.type", {"optim", "optimizer_type", "optimizer_name", "adafactor", "optimizer_class"}},

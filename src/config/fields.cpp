@@ -123,8 +123,7 @@ void add_parallel_and_precision(std::vector<Field>& table) {
   const std::string stale =
       "its stages compute gradients with weights of earlier steps, which no other layout reproduces";
   const std::vector<RefusedWord> stale_schedules = {{"pipedream", stale, "1f1b"}, {"pipedream-2bw", stale, "1f1b"}};
-  Words<DType> linears = dtypes;
-  linears.push_back({"fp8", DType::f8e4m3});
+  const Words<DType> linears = {dtypes[0], dtypes[1], dtypes[2], {"fp8", DType::f8e4m3}};
   table.insert(
       table.end(),
       {
@@ -254,6 +253,12 @@ void add_parallel_and_precision(std::vector<Field>& table) {
               "weights in blocks; these linears also save their input in it; products are summed in fp32; may be bf16 "
               "with fp32 linears, fp8 with bf16 ones; default: linears")
               .derived(R"("fp32")")
+              .changeable(),
+          field("precision.amax_history", &RunConfig::precision, &PrecisionConfig::amax_history,
+                IntegerRule{0, 8192, {}},
+                "steps whose largest elements give FP8 scales (delayed scaling); 0: each tensor's own largest")
+              .only_with({"precision.linears", "precision.linears or weight_gradients is fp8",
+                          when(&RunConfig::precision, [](const PrecisionConfig& p) { return p.has_fp8(); })})
               .changeable(),
           field("precision.loss_scale", &RunConfig::precision, &PrecisionConfig::loss_scale,
                 IntegerRule{static_cast<int64_t>(least_loss_scale), static_cast<uint64_t>(most_loss_scale), {}},

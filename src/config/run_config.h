@@ -11,6 +11,7 @@
 
 #include "base/attention_pattern.h"
 #include "base/dtype.h"
+#include "base/fp8.h"
 #include "base/kinds.h"
 #include "base/memory_place.h"
 #include "base/offload_choice.h"
@@ -270,9 +271,11 @@ struct PrecisionConfig {
   DType weight_gradients = DType::f32;  // operands of the blocks' weight-gradient products: `linears` or narrower
   int64_t loss_scale = 65'536;          // f16: initial loss scale, a power of two
   int64_t loss_scale_window = 2000;
-  bool pure = false;  // "compute": "bf16-pure": bf16 without fp32 master weights, except for norms
+  int64_t amax_history = 0;  // FP8: steps whose amaxes give a tensor's scale (delayed scaling); 0: its own amax
+  bool pure = false;         // "compute": "bf16-pure": bf16 without fp32 master weights, except for norms
 
   bool scales_loss() const { return compute == DType::f16; }
+  bool has_fp8() const { return is_fp8(linears) || is_fp8(weight_gradients); }
 };
 
 // Optimizers whose update can read bf16 gradients; they must not keep an average of the weights.

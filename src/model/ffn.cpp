@@ -26,6 +26,11 @@ class FfnBranch final : public LinearBranch {
 
   Matrix codes(const LayerCall& call) const { return hidden_ ? Matrix() : layout_.at(call, codes_); }
 
+  // RETURNS memory for the activation's output. Ops that write codes of its derivative do not quantize it.
+  GemmOperand activated_buffer(const LayerCall& call, WorkspaceFrame& frame, bool for_product) const {
+    return code_bits() == 0 ? out_->quantized_input_buffer(call, frame, for_product) : out_->input_buffer(call, frame);
+  }
+
   // Computes the activation if the products do not.
   void activate(const LayerCall& call, const Matrix& hidden, const GemmOperand& activated);
 
@@ -71,7 +76,7 @@ FfnBranch::FfnBranch(const LayerContext& context, LayerLayout& layout, int64_t l
 
 TensorRows::Ticket FfnBranch::run(const LayerCall& call, const NormInput& in, const Output& out) {
   WorkspaceFrame frame(*call.workspace);
-  const GemmOperand activated = out_->input_buffer(call, frame);
+  const GemmOperand activated = activated_buffer(call, frame, true);
   const Matrix hidden =
       hidden_ ? hidden_->buffer(call, frame) : frame.take(context_.compute(), context_.shape.rows(), hidden_width());
   if (activation_is_fused_) {
@@ -86,7 +91,7 @@ TensorRows::Ticket FfnBranch::run(const LayerCall& call, const NormInput& in, co
 
 void FfnBranch::recompute_core(const LayerCall& call) {
   WorkspaceFrame frame(*call.workspace);
-  const GemmOperand activated = out_->input_buffer(call, frame);
+  const GemmOperand activated = activated_buffer(call, frame, false);
   activate(call, hidden_->read(call, frame), activated);
   out_->keep_input(call, activated);
 }
@@ -98,12 +103,14 @@ void FfnBranch::activate(const LayerCall& call, const Matrix& hidden, const Gemm
                                          .y = activated.x,
                                          .amax = activated.amax,
                                          .code_bits = code_bits(),
-                                         .codes = codes(call)});
+                                         .codes = codes(call),
+                                         .fp8 = activated.fp8});
 }
 
 GemmOperand FfnBranch::core_backward(const LayerCall& call, const GemmOperand& d_branch, WorkspaceFrame& frame) {
   const Matrix hidden = hidden_ ? hidden_->read(call, frame) : Matrix();
-  const GemmOperand d_hidden = in_->output_gradient_buffer(call, frame);
+  const GemmOperand d_hidden =
+      code_bits() == 0 ? in_->quantized_gradient_buffer(call, frame) : in_->output_gradient_buffer(call, frame);
   if (activation_is_fused_) {
     out_->backward_input(call, d_branch, d_hidden.x, hidden);
   } else {
@@ -117,7 +124,8 @@ GemmOperand FfnBranch::core_backward(const LayerCall& call, const GemmOperand& d
                                             .dx = d_hidden.x,
                                             .amax = d_hidden.amax,
                                             .code_bits = code_bits(),
-                                            .codes = codes(call)});
+                                            .codes = codes(call),
+                                            .fp8 = d_hidden.fp8});
   }
   return d_hidden;
 }

@@ -1,5 +1,8 @@
-// Linears with FP8 products (arXiv 2209.05433): inputs and weights in E4M3, gradients of outputs in E5M2. Each tensor's
-// scale follows from its present amax (current scaling), so there is no state.
+// Linears with FP8 products (arXiv 2209.05433): inputs and weights in E4M3, gradients of outputs in E5M2. A weight's
+// scale follows from its present amax (current scaling), and so do those of inputs and gradients without
+// precision.amax_history. With it they follow from the largest amax of earlier steps (delayed scaling), so that the op
+// that computes a tensor can quantize it in the same pass; each amax is kept for the steps to come
+// (fp8_amax_statistic).
 //
 // Every FP8 product needs factors whose rows run along its depth. So the records store both factors of the weight's
 // gradient transposed in FP8, in place of the linear's 16-bit input and the 16-bit gradient of its output. If the other
@@ -7,6 +10,7 @@
 #include "base/fp8.h"
 #include "model/gradient_sums.h"
 #include "model/linear.h"
+#include "model/statistics.h"
 
 namespace gptrain::inline model {
 namespace {
@@ -39,7 +43,7 @@ class Fp8WeightLinear : public Linear {
   GemmOperand output_gradient_buffer(const LayerCall& call, WorkspaceFrame& frame) const override {
     return buffer(call, frame, context_.tensor.all_rows(), design_.weight.rows);
   }
-  bool wants_amax() const override { return true; }
+  bool wants_amax() const override { return !is_delayed(); }
   bool weight_reads_shared_gradient() const override { return false; }
   // A product that computes the activation does not give its amax.
   bool fuses(ActivationKind, int64_t) const override { return false; }
@@ -102,26 +106,47 @@ class Fp8WeightLinear : public Linear {
     return tensor.wait(tensor.begin_gather(x.x, tensor.buffer_for_all_rows(frame, x.x)));
   }
 
-  // Saves all rows of the input, `whole`, transposed in FP8. `rows`, if given, gets the FP8 copy that is not
-  // transposed.
-  void save_input(const LayerCall& call, const GemmOperand& x, const Matrix& whole, const Matrix& rows) {
-    WorkspaceFrame frame(*call.workspace);
-    context_.backend.run(Quantize{.x = whole,
-                                  .amax = whole_amax(x, input_is_part_, frame),
-                                  .rows = rows,
-                                  .transposed = layout_.at(call, input_),
-                                  .inverse_scale = layout_.scale_at(call, input_)});
+  enum class Quantity : uint8_t { input, gradient };
+
+  bool is_delayed() const { return context_.shape.precision.amax_history > 0; }
+
+  // RETURNS this linear's amax in a row of fp8_amax_statistic; not given if the row is not.
+  Matrix amax_of(Quantity quantity, const Matrix& all) const {
+    constexpr int64_t sites = std::ssize(linear_site_names);
+    const int64_t gradients = quantity == Quantity::gradient ? context_.shape.model.num_layers : 0;
+    return all.given() ? all.column_range((gradients + design_.layer) * sites + static_cast<int64_t>(design_.site), 1)
+                       : Matrix();
   }
 
-  // Saves the gradient of the output, transposed, and the sums of the bias' gradient, for W. `rows` as in save_input.
+  // RETURNS the FP8 copies of the input or of the gradient of the output, of which the transposed one is saved for W.
+  // `rows`, if given, gets the copy that is not transposed. `amax`: not used with delayed scaling.
+  Fp8Copies copies(const LayerCall& call, Quantity quantity, const Matrix& rows, const Matrix& amax = {}) const {
+    const bool is_gradient = quantity == Quantity::gradient;
+    const LayerLayout::Field field = is_gradient ? gradient_ : input_;
+    Fp8Copies to{.amax = amax,
+                 .rows = rows,
+                 .transposed = layout_.at(call, field),
+                 .inverse_scale = layout_.scale_at(call, field),
+                 .column_sums = is_gradient ? bias_sums_.at(call, 0) : Matrix()};
+    if (!is_delayed()) return to;
+    to.amax =
+        amax_of(quantity, Matrix(call.amax_forecast, DType::f32, 1, num_fp8_amaxes(context_.shape.model.num_layers)));
+    to.largest = amax_of(quantity, call.statistics.find(fp8_amax_statistic));
+    return to;
+  }
+
+  // Saves all rows of the input, `whole`, transposed in FP8. `rows` as in copies().
+  void save_input(const LayerCall& call, const GemmOperand& x, const Matrix& whole, const Matrix& rows) {
+    WorkspaceFrame frame(*call.workspace);
+    const Matrix amax = is_delayed() ? Matrix() : whole_amax(x, input_is_part_, frame);
+    context_.backend.run(Quantize{.x = whole, .to = copies(call, Quantity::input, rows, amax)});
+  }
+
+  // Saves the gradient of the output, transposed, and the sums of the bias' gradient, for W. `rows` as in copies().
   void leave_gradient(const LayerCall& call, const GemmOperand& dy, const Matrix& rows) {
     WorkspaceFrame frame(*call.workspace);
-    context_.backend.run(Quantize{.x = dy.x,
-                                  .amax = whole_amax(dy, gradient_is_part_, frame),
-                                  .rows = rows,
-                                  .transposed = layout_.at(call, gradient_),
-                                  .inverse_scale = layout_.scale_at(call, gradient_),
-                                  .column_sums = bias_sums_.at(call, 0)});
+    const Matrix amax = is_delayed() ? Matrix() : whole_amax(dy, gradient_is_part_, frame);
+    context_.backend.run(Quantize{.x = dy.x, .to = copies(call, Quantity::gradient, rows, amax)});
   }
 
   // RETURNS the amax of the whole tensor, computed in `frame` if the factor comes without. is_part: takes the maximum
@@ -143,7 +168,9 @@ class Fp8WeightLinear : public Linear {
 
  private:
   GemmOperand buffer(const LayerCall&, WorkspaceFrame& frame, int64_t rows, int64_t cols) const {
-    return {frame.take(context_.compute(), rows, cols), frame.take(DType::f32, 1, amax_parts)};
+    GemmOperand operand{.x = frame.take(context_.compute(), rows, cols)};
+    if (wants_amax()) operand.amax = frame.take(DType::f32, 1, amax_parts);
+    return operand;
   }
 
   const bool input_is_part_, gradient_is_part_;
@@ -165,16 +192,34 @@ class Fp8Linear final : public Fp8WeightLinear {
     const Matrix w = context_.weight(call, design_.weight);
     WorkspaceFrame frame(*call.workspace);
     context_.backend.run(Quantize{.x = w,
-                                  .amax = whole_amax({w}, true, frame),
-                                  .rows = layout_.at(call, weight_),
-                                  .transposed = layout_.at(call, weight_transposed_),
-                                  .inverse_scale = layout_.scale_at(call, weight_transposed_)});
+                                  .to = {.amax = whole_amax({w}, true, frame),
+                                         .rows = layout_.at(call, weight_),
+                                         .transposed = layout_.at(call, weight_transposed_),
+                                         .inverse_scale = layout_.scale_at(call, weight_transposed_)}});
+  }
+
+  // The ranks of a column-parallel linear may have to gather the input before its transposed copy is whole.
+  GemmOperand quantized_input_buffer(const LayerCall& call, WorkspaceFrame& frame, bool for_product) const override {
+    if (!is_delayed() || !design_.row_parallel) return input_buffer(call, frame);
+    Matrix rows;
+    if (for_product) rows = frame.take(forward_dtype, context_.tensor.all_rows(), design_.weight.cols);
+    return {.x = {}, .fp8 = copies(call, Quantity::input, rows)};
+  }
+  GemmOperand quantized_gradient_buffer(const LayerCall& call, WorkspaceFrame& frame) const override {
+    if (!is_delayed()) return output_gradient_buffer(call, frame);
+    const Matrix rows = frame.take(gradient_dtype, context_.tensor.all_rows(), design_.weight.rows);
+    return {.x = {}, .fp8 = copies(call, Quantity::gradient, rows)};
+  }
+
+  void keep_input(const LayerCall& call, const GemmOperand& x) override {
+    if (!x.fp8.given()) Fp8WeightLinear::keep_input(call, x);
   }
 
   TensorRows::Ticket forward(const LayerCall& call, const GemmOperand& x, const LinearOutput& out) override {
     WorkspaceFrame frame(*call.workspace);
-    const Matrix rows = frame.take(forward_dtype, context_.tensor.all_rows(), x.x.cols);
-    {
+    Matrix rows = x.fp8.rows;
+    if (!x.fp8.given()) {
+      rows = frame.take(forward_dtype, context_.tensor.all_rows(), x.x.cols);
       WorkspaceFrame inner(*call.workspace);
       save_input(call, x, whole_input(x, inner), rows);
     }
@@ -191,8 +236,11 @@ class Fp8Linear final : public Fp8WeightLinear {
 
   void backward_input(const LayerCall& call, const GemmOperand& dy, const Matrix& dx, const Matrix&) override {
     WorkspaceFrame frame(*call.workspace);
-    const Matrix rows = frame.take(gradient_dtype, dy.x.rows, dy.x.cols);
-    leave_gradient(call, dy, rows);
+    Matrix rows = dy.fp8.rows;
+    if (!dy.fp8.given()) {
+      rows = frame.take(gradient_dtype, dy.x.rows, dy.x.cols);
+      leave_gradient(call, dy, rows);
+    }
     context_.backend.run(ScaledProduct{.a = rows,
                                        .b = layout_.at(call, weight_transposed_),
                                        .a_scale = layout_.scale_at(call, gradient_),

@@ -30,6 +30,7 @@ struct LayerCall {
   const int32_t* document_starts = nullptr;
   StepState* state = nullptr;  // device
   StepStatistics statistics = {};
+  float* amax_forecast = nullptr;            // device: amaxes of FP8 tensors to scale by (fp8_amax_statistic), or null
   std::byte* input = nullptr;                // [N, h] R: residual stream before the layer
   std::byte* output = nullptr;               // [N, h] R: residual stream after the layer
   std::byte* saved_for_recompute = nullptr;  // the layer's records, as the next three (see RecordKind)

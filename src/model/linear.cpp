@@ -207,6 +207,14 @@ class RowLinear final : public PlainLinear {
 
 }  // namespace
 
+GemmOperand Linear::quantized_input_buffer(const LayerCall& call, WorkspaceFrame& frame, bool) const {
+  return input_buffer(call, frame);
+}
+
+GemmOperand Linear::quantized_gradient_buffer(const LayerCall& call, WorkspaceFrame& frame) const {
+  return output_gradient_buffer(call, frame);
+}
+
 std::unique_ptr<Linear> make_linear(const LayerContext& context, LayerLayout& layout, const LinearDesign& design) {
   if (is_fp8(context.shape.precision.linears)) return make_fp8_linear(context, layout, design);
   if (is_fp8(context.shape.precision.weight_gradients)) return make_fp8_weight_linear(context, layout, design);

@@ -51,6 +51,10 @@ class Linear {
   // the linear computes the amax itself.
   virtual GemmOperand input_buffer(const LayerCall& call, WorkspaceFrame& frame) const = 0;
   virtual GemmOperand output_gradient_buffer(const LayerCall& call, WorkspaceFrame& frame) const = 0;
+  // RETURN the same for an op that can write FP8 copies in the matrix' place: memory for these copies
+  // (GemmOperand::fp8) if the linear knows their scale and needs no more. `for_product`: the input is for `forward`.
+  virtual GemmOperand quantized_input_buffer(const LayerCall& call, WorkspaceFrame& frame, bool for_product) const;
+  virtual GemmOperand quantized_gradient_buffer(const LayerCall& call, WorkspaceFrame& frame) const;
   // RETURNS whether the linear needs the amax of its input and of its output's gradient (FP8 products do).
   virtual bool wants_amax() const = 0;
   // RETURNS whether backward_weight reads `shared_gradient`, so that the caller must keep it until then. False without

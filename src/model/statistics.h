@@ -9,6 +9,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/kinds.h"
 #include "base/matrix.h"
 #include "comm/reduce_op.h"
 
@@ -32,6 +33,10 @@ constexpr std::string_view head_scores_statistic = "head_scores";
 // Statistics of each layer with experts: the tokens of each expert, then the balance loss, the squared log-sum-exp and
 // the entropy of the router, summed over sequences and tokens (RouteTokens).
 constexpr std::string_view routing_statistic = "routing";
+
+// Amaxes of FP8 tensors (precision.amax_history): inputs of linears by layer and LinearSite, then gradients of outputs.
+constexpr std::string_view fp8_amax_statistic = "fp8_amax";
+constexpr int64_t num_fp8_amaxes(int64_t num_layers) { return 2 * num_layers * std::ssize(linear_site_names); }
 
 // Places of the values of declared statistics: all sums one after the other, then each `largest`.
 class StatisticsLayout {

@@ -240,14 +240,12 @@ std::string heads_text(const Matrix& q, const Matrix& k, int64_t head_size) {
                      dtype_name(q.dtype));
 }
 
-const Matrix& activated(const ActivationForward& op) { return op.y; }
-const Matrix& activated(const ActivationBackward& op) { return op.dy; }
-
 template <typename Op>
-std::string activation_text(const Op& op) {
-  const Matrix& narrow = activated(op);
-  return fmt::format("N={} f={} {}{}", narrow.rows, narrow.cols, dtype_name(narrow.dtype),
-                     op.code_bits != 0 ? fmt::format(" {} bits", op.code_bits) : "");
+std::string activation_text(const Op& op, int64_t rows, int64_t cols, DType dtype) {
+  std::string text = fmt::format("N={} f={} {}", rows, cols, dtype_name(dtype));
+  if (op.code_bits != 0) text += fmt::format(" {} bits", op.code_bits);
+  if (op.fp8.given()) text += fmt::format(" to {}", dtype_name(op.fp8.dtype()));
+  return text;
 }
 
 std::string elements_text(const Matrix& buffer) {
@@ -306,9 +304,11 @@ std::string text_of(const AttentionPartForward& op) { return part_text(op); }
 
 std::string text_of(const AttentionPartBackward& op) { return part_text(op); }
 
-std::string text_of(const ActivationForward& op) { return activation_text(op); }
+std::string text_of(const ActivationForward& op) {
+  return activation_text(op, op.x.rows, activated_cols(op.kind, op.x.cols), op.x.dtype);
+}
 
-std::string text_of(const ActivationBackward& op) { return activation_text(op); }
+std::string text_of(const ActivationBackward& op) { return activation_text(op, op.dy.rows, op.dy.cols, op.dy.dtype); }
 
 std::string text_of(const CrossEntropyStatistics& op) {
   return fmt::format("N={} cols={} {}", op.logits.rows, op.logits.cols, dtype_name(op.logits.dtype));
@@ -363,9 +363,10 @@ std::string text_of(const Amax& op) {
 }
 
 std::string text_of(const Quantize& op) {
-  const Matrix& copy = op.rows.given() ? op.rows : op.transposed;
-  return fmt::format("N={} cols={} {} to {}", op.x.rows, op.x.cols, dtype_name(op.x.dtype), dtype_name(copy.dtype));
+  return fmt::format("N={} cols={} {} to {}", op.x.rows, op.x.cols, dtype_name(op.x.dtype), dtype_name(op.to.dtype()));
 }
+
+std::string text_of(const RollAmaxes& op) { return fmt::format("amaxes={} steps={}", op.amaxes.cols, op.history.rows); }
 
 std::string text_of(const ScaledProduct& op) {
   return fmt::format("m={} n={} k={} {} x {} to {}", op.a.rows, op.b.rows, op.a.cols, dtype_name(op.a.dtype),

@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "base/matrix.h"
+#include "ops/step_state.h"
 
 namespace gptrain::inline ops {
 
@@ -23,20 +24,43 @@ struct Amax {
   Matrix amax;  // [1, amax_parts] f32 out
 };
 
-// FP8 copies of a matrix under one scale for all of it (current scaling; base/fp8.h has the formats and the scale):
-// rows = fp8(x * scale), transposed = its transpose, inverse_scale = 1 / scale, with the scale that follows from
-// `amax`, the amax of x or of a larger matrix that contains x. If that matrix has an element that is not finite,
-// inverse_scale is NaN, and so is every product of the copies. column_sums = sums over the rows of x, which AddSums
-// adds to a bias' gradient. REQUIRES: rows and columns of x are multiples of 16; matrices and their rows begin at
-// multiples of 16 bytes.
-struct Quantize {
-  static constexpr std::string_view name = "quantize";
-  Matrix x;                 // [N, cols] bf16
-  Matrix amax;              // [1, amax_parts] f32
+// FP8 copies of a bf16 matrix under one scale for all of it (base/fp8.h has the formats and the scale): rows = fp8(x *
+// scale), transposed = its transpose, inverse_scale = 1 / scale, with the scale that follows from `amax`: the amax of x
+// or of a larger matrix that contains x (current scaling), or a forecast from earlier steps (delayed scaling). Elements
+// beyond the format's range under that scale become its largest number. If `amax` is not finite, inverse_scale is NaN,
+// and so is every product of the copies; an element that is not finite becomes NaN under any scale. column_sums = sums
+// over the rows of x, which AddSums adds to a bias' gradient. REQUIRES: rows and columns of x are multiples of 16;
+// matrices and their rows begin at multiples of 16 bytes.
+struct Fp8Copies {
+  Matrix amax;              // [1, amax_parts] f32, or [1, 1]: the amax itself
   Matrix rows;              // [N, cols] f8e4m3 or f8e5m2 out, or not given
   Matrix transposed;        // [cols, N] like rows, out, or not given where rows is
   Matrix inverse_scale;     // [1, 1] f32 out
   Matrix column_sums = {};  // [1, cols] f64 out, or not given
+  Matrix largest = {};      // [1, 1] f32, at least -infinity, raised to the amax of x, or not given
+
+  bool given() const { return inverse_scale.given(); }
+  DType dtype() const { return rows.given() ? rows.dtype : transposed.dtype; }
+};
+
+// Writes FP8 copies of a matrix that is stored. The ops of activations write those of their outputs without storing
+// these.
+struct Quantize {
+  static constexpr std::string_view name = "quantize";
+  Matrix x;  // [N, cols] bf16
+  Fp8Copies to;
+};
+
+// Ends a step of delayed scaling (precision.amax_history), after PrepareUpdate: the step's amaxes become a row of the
+// history, in the place of the oldest, and each amax of the forecast the largest of its column, or `initial` if all are
+// 0. An amax below 0 (none was found) or not finite counts as 0. Does nothing if state->skip.
+struct RollAmaxes {
+  static constexpr std::string_view name = "roll_amaxes";
+  Matrix amaxes;    // [1, n] f32: of the step
+  Matrix history;   // [length, n] f32, in and out; the row of the update before which there were u is u % length
+  Matrix initial;   // [1, n] f32
+  Matrix forecast;  // [1, n] f32 out
+  const StepState* state;
 };
 
 // c (+)= a_scale b_scale a b^T (+ bias): all three products of an FP8 linear. Tensor cores need both factors with rows
@@ -57,4 +81,4 @@ struct ScaledProduct {
 
 }  // namespace gptrain::ops
 
-#define GPTRAIN_FOR_EACH_FP8_OP(X) X(Amax) X(Quantize) X(ScaledProduct)
+#define GPTRAIN_FOR_EACH_FP8_OP(X) X(Amax) X(Quantize) X(RollAmaxes) X(ScaledProduct)

@@ -117,12 +117,22 @@ inline int64_t gpu_scratch_bytes(const LinearBackwardWeight& op) {
   return gpu_bias_gradient_offset(op) + op.d_bias.bytes();
 }
 
-// Quantize works on tiles of this many rows; each writes an f32 partial of its columns' sums.
+// FP8 copies are written by tiles of this many rows; each tile writes an f32 partial of its columns' sums.
 constexpr int64_t gpu_quantize_tile = 128;
 constexpr int64_t gpu_quantize_row_tiles(int64_t rows) { return (rows + gpu_quantize_tile - 1) / gpu_quantize_tile; }
 
-inline int64_t gpu_scratch_bytes(const Quantize& op) {
-  return op.column_sums.given() ? gpu_quantize_row_tiles(op.x.rows) * op.x.cols * dtype_bytes(DType::f32) : 0;
+inline int64_t gpu_fp8_scratch_bytes(const Fp8Copies& to, int64_t rows, int64_t cols) {
+  return to.column_sums.given() ? gpu_quantize_row_tiles(rows) * cols * dtype_bytes(DType::f32) : 0;
+}
+
+inline int64_t gpu_scratch_bytes(const Quantize& op) { return gpu_fp8_scratch_bytes(op.to, op.x.rows, op.x.cols); }
+
+inline int64_t gpu_scratch_bytes(const ActivationForward& op) {
+  return gpu_fp8_scratch_bytes(op.fp8, op.x.rows, activated_cols(op.kind, op.x.cols));
+}
+
+inline int64_t gpu_scratch_bytes(const ActivationBackward& op) {
+  return gpu_fp8_scratch_bytes(op.fp8, op.x.rows, op.x.cols);
 }
 
 inline int64_t gpu_scratch_bytes(const BiasGradient& op) { return gpu_column_sum_bytes(op.dy.rows, op.dy.cols); }

@@ -34,6 +34,20 @@ void visit_amax(const Matrix& amax, const Matrix& output, OperandVisitor& visit)
   visit.require(!amax.given() || output.dtype == DType::bf16, "only a bf16 output can have an amax");
 }
 
+// Visits the FP8 copies of a bf16 matrix of the given size.
+void visit_fp8(const Fp8Copies& to, int64_t rows, int64_t cols, OperandVisitor& visit) {
+  visit.require(rows > 1, "the matrix of FP8 copies has one row");
+  visit.reads("amax", to.amax, to.amax.cols == 1 ? vector(DType::f32, 1) : in_tiles(vector(DType::f32, amax_parts)));
+  visit.require(to.rows.given() || to.transposed.given(), "neither copy is asked for");
+  visit.writes("rows", to.rows, optional(fp8(rows, cols)));
+  visit.writes("transposed", to.transposed, optional(fp8(cols, rows)));
+  visit.require(!to.rows.given() || !to.transposed.given() || to.rows.dtype == to.transposed.dtype,
+                "the copies are of two dtypes");
+  visit.writes("inverse_scale", to.inverse_scale, exactly(DType::f32, 1, 1));
+  visit.writes("column_sums", to.column_sums, optional(vector(DType::f64, cols)));
+  visit.updates("largest", to.largest, optional(exactly(DType::f32, 1, 1)));
+}
+
 void require_no_alias(std::string_view rule, const Matrix& a, const Matrix& b, OperandVisitor& visit) {
   visit.require(a.data != b.data || a.data == nullptr, rule);
 }
@@ -264,7 +278,29 @@ void for_each_operand(const MergeAttention& op, OperandVisitor& visit) {
   visit.updates("lse", op.lse, like(op.part_lse));
 }
 
+namespace {
+
+// The rules of an activation whose output is written as FP8 copies only.
+template <typename Op>
+void visit_fp8_of_activation(const Op& op, const Matrix& output, OperandVisitor& visit) {
+  visit.require(!output.given() && !op.amax.given(), "an output with FP8 copies is not stored");
+  visit.require(op.code_bits == 0, "codes are not written or read beside FP8 copies");
+  visit.require(!is_gated(op.kind) || op.x.cols % 32 == 0, "the halves of x are not whole tiles of 16 columns");
+  visit.reads("bias", op.bias, optional(in_tiles(vector(DType::bf16, op.x.cols))));
+}
+
+Form bf16_tiles(int64_t rows = Form::any, int64_t cols = Form::any) {
+  return in_tiles(exactly(DType::bf16, rows, cols));
+}
+
+}  // namespace
+
 void for_each_operand(const ActivationForward& op, OperandVisitor& visit) {
+  if (op.fp8.given()) {
+    visit.reads("x", op.x, bf16_tiles());
+    visit_fp8_of_activation(op, op.y, visit);
+    return visit_fp8(op.fp8, op.x.rows, activated_cols(op.kind, op.x.cols), visit);
+  }
   visit.writes("y", op.y, real());
   visit_codes(op, op.y, Access::write, visit);
   visit.reads("x", op.x, exactly(op.y.dtype, op.y.rows, activation_cols(op.kind, op.y)));
@@ -273,6 +309,12 @@ void for_each_operand(const ActivationForward& op, OperandVisitor& visit) {
 }
 
 void for_each_operand(const ActivationBackward& op, OperandVisitor& visit) {
+  if (op.fp8.given()) {
+    visit.reads("dy", op.dy, bf16_tiles());
+    visit.reads("x", op.x, bf16_tiles(op.dy.rows, activation_cols(op.kind, op.dy)));
+    visit_fp8_of_activation(op, op.dx, visit);
+    return visit_fp8(op.fp8, op.x.rows, op.x.cols, visit);
+  }
   visit.reads("dy", op.dy, real());
   visit_codes(op, op.dy, Access::read, visit);
   visit.writes("dx", op.dx, exactly(op.dy.dtype, op.dy.rows, activation_cols(op.kind, op.dy)));
@@ -346,16 +388,15 @@ void for_each_operand(const Amax& op, OperandVisitor& visit) {
 }
 
 void for_each_operand(const Quantize& op, OperandVisitor& visit) {
-  visit.reads("x", op.x, in_tiles(exactly(DType::bf16, Form::any, Form::any)));
-  visit.require(op.x.rows > 1, "x is no matrix");
-  visit.reads("amax", op.amax, in_tiles(vector(DType::f32, amax_parts)));
-  visit.require(op.rows.given() || op.transposed.given(), "neither copy is asked for");
-  visit.writes("rows", op.rows, optional(fp8(op.x.rows, op.x.cols)));
-  visit.writes("transposed", op.transposed, optional(fp8(op.x.cols, op.x.rows)));
-  visit.require(!op.rows.given() || !op.transposed.given() || op.rows.dtype == op.transposed.dtype,
-                "the copies are of two dtypes");
-  visit.writes("inverse_scale", op.inverse_scale, exactly(DType::f32, 1, 1));
-  visit.writes("column_sums", op.column_sums, optional(vector(DType::f64, op.x.cols)));
+  visit.reads("x", op.x, bf16_tiles());
+  visit_fp8(op.to, op.x.rows, op.x.cols, visit);
+}
+
+void for_each_operand(const RollAmaxes& op, OperandVisitor& visit) {
+  visit.reads("amaxes", op.amaxes, vector(DType::f32, op.amaxes.cols));
+  visit.updates("history", op.history, exactly(DType::f32, Form::any, op.amaxes.cols));
+  visit.reads("initial", op.initial, like(op.amaxes));
+  visit.operand("forecast", op.forecast, Access::update, like(op.amaxes));
 }
 
 void for_each_operand(const ScaledProduct& op, OperandVisitor& visit) {

@@ -151,6 +151,7 @@ void StepAgreement::agree() {
                     .loss_scale_window = rules_.loss_scale_window,
                     .scores = qk_clip != nullptr ? qk_clip->scores() : Matrix{},
                     .score_threshold = qk_clip != nullptr ? qk_clip->threshold() : 0});
+  if (rules_.amax_history != nullptr) rules_.amax_history->roll();
 }
 
 }  // namespace gptrain::optim

@@ -10,6 +10,7 @@
 
 #include "model/statistics.h"
 #include "ops/side_queue.h"
+#include "optim/amax_history.h"
 #include "optim/optimizer.h"
 #include "optim/qk_clip.h"
 #include "optim/router_balance.h"
@@ -24,8 +25,9 @@ struct AgreementRules {
   double clip_norm = 0;           // 0: no clipping
   int64_t loss_scale_window = 0;  // 0: no loss scaling
   std::vector<StatisticsLayout::Reduction> statistics = {};
-  const QkClip* qk_clip = nullptr;  // null: none; its scores are among the statistics
-  bool whole = false;               // measures_whole
+  const QkClip* qk_clip = nullptr;            // null: none; its scores are among the statistics
+  const AmaxHistory* amax_history = nullptr;  // null: none; its amaxes are among the statistics
+  bool whole = false;                         // measures_whole
 };
 
 // RETURNS whether every data rank measures whole gradients, since some steps do not sum them. The squared norm is then

@@ -66,6 +66,7 @@ LayerCall Executor::call_of(const Action& action) const {
                  .document_starts = batch.document_starts,
                  .state = resources_.state,
                  .statistics = statistics_of(action.kind),
+                 .amax_forecast = resources_.amax_forecast,
                  .input = at(action, Operand::input),
                  .output = at(action, Operand::output),
                  .saved_for_recompute = at(action, Operand::saved_for_recompute),

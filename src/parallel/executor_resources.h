@@ -1,4 +1,4 @@
-// Memory and services of a rank's executors.
+// Memory and services of a rank's executors, all of which the caller owns.
 #pragma once
 
 #include "model/record.h"
@@ -17,11 +17,11 @@ class WeightAverage;
 class WeightReads;
 struct GradientCompression;
 
-// Memory and services that a rank's executors use. The caller owns all of them.
 struct ExecutorResources {
   ArenaStarts arenas = {};
   StepState* state = nullptr;  // device
   StepStatistics statistics = {};
+  float* amax_forecast = nullptr;  // see LayerCall
   Workspace* workspace = nullptr;
   Backend* backend = nullptr;
   RankGroups* groups = nullptr;

@@ -11,6 +11,7 @@
 #include "config/parallelism.h"
 #include "model/micro_batch.h"
 #include "ops/plan/plan_backend.h"
+#include "optim/amax_history.h"
 #include "optim/step_agreement.h"
 #include "optim/types.h"
 #include "parallel/accumulated_gradients.h"
@@ -272,6 +273,10 @@ std::vector<Statistic> step_statistics(const StepConfig& config) {
     statistics.push_back(
         {std::string(head_scores_statistic), StatisticKind::largest, config.model.num_layers * config.model.num_heads});
   }
+  if (config.precision.amax_history > 0) {
+    statistics.push_back(
+        {std::string(fp8_amax_statistic), StatisticKind::largest, num_fp8_amaxes(config.model.num_layers)});
+  }
   const MoeConfig& moe = config.model.moe;
   if (moe.is_on()) {
     int64_t layers = 0;
@@ -411,7 +416,9 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   tables.accumulated_gradients = tables.optimizer + (updates_here ? optimizer_tables : 0);
   tables.qk_clip = tables.accumulated_gradients + AccumulatedGradients::table_bytes(store);
   tables.router_balance = tables.qk_clip + (config.optimizer.qk_clip > 0 ? QkClip::table_bytes(store) : 0);
-  tables.update_state = tables.router_balance + RouterBalance::table_bytes(store);
+  tables.amax_history = tables.router_balance + RouterBalance::table_bytes(store);
+  const AmaxHistory::Design history(config.precision, config.model, config.batch.global);
+  tables.update_state = tables.amax_history + (history.length > 0 ? AmaxHistory::table_bytes(history) : 0);
   const bool has_update_state = store.state_layout().any_away() && !beside_gpu;
   tables.statistics = tables.update_state + (has_update_state ? align_up(sizeof(StepState)) : 0);
   declare_statistics(design, step_statistics(config));

@@ -39,6 +39,7 @@ struct StateTables {
   int64_t accumulated_gradients = 0;
   int64_t qk_clip = 0;
   int64_t router_balance = 0;
+  int64_t amax_history = 0;
   int64_t statistics = 0;
   int64_t update_state = 0;  // StepState of updates that run beside the ops
 };
@@ -87,7 +88,6 @@ struct StepDesign {
 StepDesign design_step(const RunConfig& config, const Target& target, const RankGroups& groups, StepChoices choices,
                        const std::shared_ptr<const Program>& like = nullptr);
 
-// Returns the statistics of the config's steps.
 std::vector<Statistic> step_statistics(const StepConfig& config);
 // Gives the design these statistics in place of its own, and the memory for them.
 void declare_statistics(StepDesign& design, std::vector<Statistic> statistics);
@@ -122,7 +122,6 @@ MemoryPlace host_place(const Target& target);
 MemoryPlace place_of_updates(const StepChoices& choices, const Target& target);
 // Whether updates run on the host of a GPU, with gradients and weights that are copied (StagedUnits).
 bool updates_beside_gpu(const StepChoices& choices, const Target& target);
-// Returns the place of an arena.
 MemoryPlace arena_place(MemoryClass memory_class, const Target& target);
 
 // Returns the memory that belongs to others than the step: the rings of micro-batches (to their readers), and the

@@ -137,6 +137,12 @@ void StepParts::make_update() {
   if (config.model.moe.is_on() && config.model.moe.follows_loads())
     router_balance = std::make_unique<RouterBalance>(context, config.model.moe.router_bias_rate,
                                                      statistics.find(routing_statistic), block + tables.router_balance);
+  if (config.precision.amax_history > 0) {
+    const AmaxHistory::Design history(config.precision, config.model, config.batch.global);
+    amax_history = std::make_unique<AmaxHistory>(context, history, statistics.find(fp8_amax_statistic),
+                                                 block + tables.amax_history);
+    rules.amax_history = amax_history.get();
+  }
   agreement =
       std::make_unique<StepAgreement>(context, std::move(rules), block + tables.agreement, groups, copy_queue.get());
   const uint64_t seed = design->config.run.seed;
@@ -172,6 +178,7 @@ void StepParts::make_executors() {
   ExecutorResources resources{.arenas = arena_starts(),
                               .state = state,
                               .statistics = statistics,
+                              .amax_forecast = amax_history ? amax_history->forecast() : nullptr,
                               .workspace = &workspace,
                               .backend = &backend,
                               .groups = &groups,

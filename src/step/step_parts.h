@@ -14,6 +14,7 @@
 #include "ops/backend.h"
 #include "ops/side_queue.h"
 #include "ops/step_state.h"
+#include "optim/amax_history.h"
 #include "optim/optimizer.h"
 #include "optim/qk_clip.h"
 #include "optim/router_balance.h"
@@ -95,6 +96,7 @@ struct StepParts {
   StepStatistics statistics;
   const std::vector<std::byte> initial_statistics;
   std::unique_ptr<QkClip> qk_clip;                // null with optimizer.qk_clip = 0
+  std::unique_ptr<AmaxHistory> amax_history;      // null without precision.amax_history
   std::unique_ptr<RouterBalance> router_balance;  // null unless routers have vectors that follow the loads
   std::unique_ptr<StepAgreement> agreement;
   std::unique_ptr<Optimizer> optimizer;
@@ -111,7 +113,6 @@ struct StepParts {
 
  private:
   OfClasses& arenas_on(MemoryPlace place) { return arenas[place]; }
-  // Takes all arenas.
   void allocate(const UpdateDevice& updates);
   void allocate_for_updates(MemoryPlace place, const UpdateDevice& updates);
   void make_parameters();

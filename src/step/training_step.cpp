@@ -230,6 +230,7 @@ void TrainingStep::initialize(const std::function<void(int64_t)>& progress) {
     if (progress) progress(drawn);
   }
   set_updates(0);
+  set_amax_history({});
   if (design_->config.precision.scales_loss())
     set_loss_scale({static_cast<float>(design_->config.precision.loss_scale), 0});
   weights_changed();
@@ -277,6 +278,14 @@ void TrainingStep::catch_up() {
 void TrainingStep::set_updates(int64_t updates) {
   parts_->host_state.updates = updates;
   backend_.upload(parts_->state, &parts_->host_state, sizeof(StepState));
+}
+
+void TrainingStep::set_amax_history(const std::vector<float>& amaxes) {
+  if (parts_->amax_history != nullptr) parts_->amax_history->set(amaxes, updates());
+}
+
+std::vector<float> TrainingStep::amax_history() const {
+  return parts_->amax_history == nullptr ? std::vector<float>{} : parts_->amax_history->get(updates());
 }
 
 void TrainingStep::set_loss_scale(const LossScale& scale) {

@@ -80,6 +80,11 @@ class TrainingStep {
   void set_updates(int64_t updates);
   // Returns the number of updates by steps that have ended.
   int64_t updates() const;
+  // Continue with the amaxes of the last steps (AmaxHistory::get), or with none, and return them. Call set_amax_history
+  // after set_updates. No effect, and empty, without precision.amax_history. THROWS Error(checkpoint) if they are those
+  // of another model.
+  void set_amax_history(const std::vector<float>& amaxes);
+  std::vector<float> amax_history() const;
   void set_loss_scale(const LossScale& scale);
   // Returns the loss scale of the next step; none except in fp16.
   std::optional<LossScale> loss_scale() const;

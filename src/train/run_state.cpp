@@ -190,6 +190,7 @@ RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const Ran
   const Manifest& manifest = contents.stored.manifest;
   load_residuals(checkpoint, step, groups, world, saved_config(checkpoint, manifest), manifest.world_size);
   step.set_updates(manifest.progress.updates);
+  step.set_amax_history(manifest.amax_history);
   if (manifest.loss_scale) step.set_loss_scale(*manifest.loss_scale);
   step.weights_changed();
   return manifest.progress;

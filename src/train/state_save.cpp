@@ -163,6 +163,7 @@ StateSave make_state_save(const RunConfig& config, const TrainingStep& step, con
                        .build = version,
                        .algorithms = step.backend().algorithms(),
                        .loss_scale = step.loss_scale(),
+                       .amax_history = part == StatePart::all ? step.amax_history() : std::vector<float>{},
                        .tokenizer = tokenizer},
           .slices = std::move(slices),
           .num_tensors = num_tensors};

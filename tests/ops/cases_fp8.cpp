@@ -88,11 +88,11 @@ void quantize_case(Trial& trial, const QuantizeCase& c, const Format& format) {
   std::vector<double> sums(static_cast<size_t>(c.cols)), sizes(sums.size());
   values = x.values();
   trial.run(Quantize{.x = x.matrix(),
-                     .amax = amax_of(trial, values).matrix(),
-                     .rows = c.with_rows ? rows.matrix() : Matrix(),
-                     .transposed = c.with_transposed ? transposed.matrix() : Matrix(),
-                     .inverse_scale = inverse_scale.matrix(),
-                     .column_sums = c.with_sums ? column_sums.matrix() : Matrix()});
+                     .to = {.amax = amax_of(trial, values).matrix(),
+                            .rows = c.with_rows ? rows.matrix() : Matrix(),
+                            .transposed = c.with_transposed ? transposed.matrix() : Matrix(),
+                            .inverse_scale = inverse_scale.matrix(),
+                            .column_sums = c.with_sums ? column_sums.matrix() : Matrix()}});
   const std::vector<double> codes = codes_of(format, values, format.scale(values));
   if (c.with_rows) trial.expect_equal("rows", rows, codes);
   if (c.with_transposed) trial.expect_equal("transposed", transposed, transpose(codes, c.rows, c.cols));
@@ -115,10 +115,10 @@ void special_case(Trial& trial, const Format& format, double common, double othe
   Operand& transposed = trial.output(format.dtype, cols, rows);
   Operand& inverse_scale = trial.output(DType::f32, 1, 1);
   trial.run(Quantize{.x = x.matrix(),
-                     .amax = amax_of(trial, x.values()).matrix(),
-                     .rows = copy.matrix(),
-                     .transposed = transposed.matrix(),
-                     .inverse_scale = inverse_scale.matrix()});
+                     .to = {.amax = amax_of(trial, x.values()).matrix(),
+                            .rows = copy.matrix(),
+                            .transposed = transposed.matrix(),
+                            .inverse_scale = inverse_scale.matrix()}});
   if (!std::isfinite(other)) {
     return trial.expect_true(std::isnan(inverse_scale.at(0, 0)), "what is not finite makes the scale NaN");
   }
@@ -134,10 +134,10 @@ void part_case(Trial& trial, const Format& format) {
   Operand& copy = trial.output(format.dtype, 32, 48);
   Operand& inverse_scale = trial.output(DType::f32, 1, 1);
   trial.run(Quantize{.x = x.matrix(),
-                     .amax = amax_of(trial, all).matrix(),
-                     .rows = copy.matrix(),
-                     .transposed = {},
-                     .inverse_scale = inverse_scale.matrix()});
+                     .to = {.amax = amax_of(trial, all).matrix(),
+                            .rows = copy.matrix(),
+                            .transposed = {},
+                            .inverse_scale = inverse_scale.matrix()}});
   trial.expect_equal("inverse_scale", inverse_scale, {1 / format.scale(all)});
   trial.expect_equal("rows", copy, codes_of(format, x.values(), format.scale(all)));
 }
@@ -236,10 +236,10 @@ struct Quantized {
   void run(Trial& trial) const {
     trial.run(Amax{x.matrix(), amax.matrix()});
     trial.run(Quantize{.x = x.matrix(),
-                       .amax = amax.matrix(),
-                       .rows = rows.matrix(),
-                       .transposed = transposed.matrix(),
-                       .inverse_scale = inverse_scale.matrix()});
+                       .to = {.amax = amax.matrix(),
+                              .rows = rows.matrix(),
+                              .transposed = transposed.matrix(),
+                              .inverse_scale = inverse_scale.matrix()}});
   }
 };
 
@@ -286,16 +286,18 @@ void rejected_case(Trial& trial) {
   Operand& scale = trial.output(DType::f32, 1, 1);
   const Matrix amax = amax_of(trial, {1}).matrix();
   trial.expect_rejected(
-      Quantize{.x = x.matrix(), .amax = amax, .rows = copy.matrix(), .transposed = {}, .inverse_scale = scale.matrix()},
+      Quantize{.x = x.matrix(),
+               .to = {.amax = amax, .rows = copy.matrix(), .transposed = {}, .inverse_scale = scale.matrix()}},
       "24 columns");
   const Matrix narrow = x.matrix().column_range(0, 16);
   trial.expect_rejected(
-      Quantize{.x = narrow, .amax = amax, .rows = {}, .transposed = {}, .inverse_scale = scale.matrix()}, "no copy");
+      Quantize{.x = narrow, .to = {.amax = amax, .rows = {}, .transposed = {}, .inverse_scale = scale.matrix()}},
+      "no copy");
   trial.expect_rejected(Quantize{.x = narrow,
-                                 .amax = {},
-                                 .rows = copy.matrix().column_range(0, 16),
-                                 .transposed = {},
-                                 .inverse_scale = scale.matrix()},
+                                 .to = {.amax = {},
+                                        .rows = copy.matrix().column_range(0, 16),
+                                        .transposed = {},
+                                        .inverse_scale = scale.matrix()}},
                         "no amax");
   const Operand& a = trial.input(DType::f8e5m2, 16, 16, std::vector<double>(256));
   Operand& c = trial.output(DType::bf16, 16, 16);
@@ -379,11 +381,11 @@ void add_benches(Suite& suite) {
                                 Operand& inverse_scale = trial.output(DType::f32, 1, 1);
                                 Operand& sums = trial.output(DType::f64, 1, in);
                                 trial.time(Quantize{.x = x.matrix(),
-                                                    .amax = amax_of(trial, {4}).matrix(),
-                                                    .rows = copy.matrix(),
-                                                    .transposed = transposed.matrix(),
-                                                    .inverse_scale = inverse_scale.matrix(),
-                                                    .column_sums = bias ? sums.matrix() : Matrix()});
+                                                    .to = {.amax = amax_of(trial, {4}).matrix(),
+                                                           .rows = copy.matrix(),
+                                                           .transposed = transposed.matrix(),
+                                                           .inverse_scale = inverse_scale.matrix(),
+                                                           .column_sums = bias ? sums.matrix() : Matrix()}});
                               });
   }
   const auto add_product = [&suite](const char* what, const Format& of_a, DType dtype_c, const auto& sizes) {

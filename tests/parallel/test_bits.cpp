@@ -91,8 +91,8 @@ class ScaleRecorder final : public ForwardingBackend {
 
   using ForwardingBackend::run;
   void run(const Quantize& op) override {
-    const float* const parts = op.amax.as<float>();
-    scales_.push_back(*std::max_element(parts, parts + amax_parts));
+    const float* const parts = op.to.amax.as<float>();
+    scales_.push_back(*std::max_element(parts, parts + op.to.amax.cols));
     inner_.run(op);
   }
 
@@ -162,6 +162,60 @@ TEST_CASE("FP8 factors: a tensor has the scale of all of it, however many tensor
           CHECK(distance(many.state.at(name), values) < 0.2);
         }
       }
+    }
+  }
+}
+
+namespace {
+
+// Keeps the amaxes on which the ranks have agreed in each step.
+class AmaxRecorder final : public ForwardingBackend {
+ public:
+  AmaxRecorder(Backend& inner, std::vector<float>& amaxes) : ForwardingBackend(inner), amaxes_(amaxes) {}
+
+  using ForwardingBackend::run;
+  void run(const RollAmaxes& op) override {
+    amaxes_.insert(amaxes_.end(), op.amaxes.as<const float>(), op.amaxes.as<const float>() + op.amaxes.cols);
+    inner_.run(op);
+  }
+
+ private:
+  std::vector<float>& amaxes_;
+};
+
+}  // namespace
+
+TEST_CASE("delayed FP8 scales: all ranks of any layout agree on the amaxes that one rank finds", "[long]") {
+  const Overrides all = {"model.num_heads=4",        "model.hidden_size=64",   "model.ffn_hidden_size=128",
+                         "model.sequence_length=16", "model.num_layers=2",     "batch.global=4",
+                         "run.device=auto",          "precision.compute=bf16", "precision.linears=fp8",
+                         "precision.amax_history=2", "batch.micro=1"};
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    const GlobalState start = train_on_ranks(config_of(family, {1, 1, false}, all), 1, 3).state;
+    const auto run = [&](const MeshSizes& mesh, RankScales& amaxes) {
+      const RunConfig config = config_of(family, mesh, all);
+      amaxes.resize(static_cast<size_t>(mesh.world_size()));
+      const Wrapping recording{.backend = [&amaxes](int64_t rank, Backend& inner) -> std::unique_ptr<Backend> {
+        return std::make_unique<AmaxRecorder>(inner, amaxes[static_cast<size_t>(rank)]);
+      }};
+      return train_on_ranks(config, mesh.world_size(), 2, &start, 100, recording);
+    };
+    RankScales of_one;
+    const Outcome one = run({1, 1, false}, of_one);
+    REQUIRE(of_one.front().size() == 2 * 2 * 2 * 4);
+    for (const MeshSizes& mesh : {MeshSizes{1, 2, false}, {2, 1, false}, {2, 1, true}, {2, 2, true}}) {
+      INFO((family == Family::gpt2 ? "gpt2" : "llama")
+           << " tensor " << mesh.tensor << " data " << mesh.data << " sequence " << mesh.sequence);
+      RankScales of_many;
+      const Outcome many = run(mesh, of_many);
+      REQUIRE(many.torn.empty());
+      for (const std::vector<float>& of_rank : of_many) {
+        CHECK(of_rank == of_many.front());
+        REQUIRE(of_rank.size() == of_one.front().size());
+        if (mesh.tensor > config_of(family, mesh, all).model.num_kv_heads) continue;  // see above
+        for (size_t i = 0; i < of_rank.size(); ++i) CHECK(of_rank[i] == Approx(of_one.front()[i]).epsilon(0.1));
+      }
+      for (size_t i = 0; i < 2; ++i) CHECK(std::abs(many.losses[i] / one.losses[i] - 1) < 2e-3);
     }
   }
 }

@@ -1,4 +1,5 @@
 // A training step with FP8 linears on the CUDA backend: on a device, or on the host harness.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -56,6 +57,37 @@ class SeparateAmax final : public ForwardingBackend {
   }
 
   std::unique_ptr<Backend> owned_;
+  int found_ = 0;
+};
+
+// Stores the results of activations, and quantizes them in a separate pass.
+class SeparateQuantization final : public ForwardingBackend {
+ public:
+  explicit SeparateQuantization(std::unique_ptr<Backend> inner) : ForwardingBackend(*inner), owned_(std::move(inner)) {}
+
+  using ForwardingBackend::run;
+  void run(const ActivationForward& op) override {
+    store_and_quantize(op, &ActivationForward::y, activated_cols(op.kind, op.x.cols));
+  }
+  void run(const ActivationBackward& op) override { store_and_quantize(op, &ActivationBackward::dx, op.x.cols); }
+  int found() const { return found_; }
+
+ private:
+  template <typename Op>
+  void store_and_quantize(Op op, Matrix Op::*output, int64_t cols) {
+    const Fp8Copies to = std::exchange(op.fp8, {});
+    if (!to.given()) return inner_.run(op);
+    const int64_t bytes = op.x.rows * cols * dtype_bytes(DType::bf16);
+    if (!memory_) memory_ = inner_.allocate(1 << 20);
+    REQUIRE(bytes <= 1 << 20);
+    op.*output = Matrix(memory_->data(), DType::bf16, op.x.rows, cols);
+    inner_.run(op);
+    inner_.run(Quantize{op.*output, to});
+    ++found_;
+  }
+
+  std::unique_ptr<Backend> owned_;
+  std::unique_ptr<DeviceMemory> memory_;
   int found_ = 0;
 };
 
@@ -143,10 +175,79 @@ TEST_CASE("an amax that the producing op finds gives the bits of one that anothe
   }
 }
 
+TEST_CASE("activations that are quantized as they are computed give the bits of a separate pass", "[fp8]") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    const RunConfig config = fp8_config(family, {"precision.amax_history=2"});
+    auto separate = std::make_unique<SeparateQuantization>(fp8_cuda());
+    const SeparateQuantization& counter = *separate;
+    Trainer fused(config, fp8_cuda()), apart(config, std::move(separate));
+    for (int i = 0; i < 3; ++i) CHECK(fused.run().loss == apart.run().loss);
+    CHECK(first_difference(fused.state(), apart.state()) == "");
+    CHECK(fused.step().amax_history() == apart.step().amax_history());
+    CHECK(counter.found() == 3 * 3 * 2);  // in each of three steps and three blocks: forward and backward
+  }
+}
+
+TEST_CASE("losses with delayed scales stay near those with current ones, in less memory", "[fp8]") {
+  for (const Family family : {Family::gpt2, Family::llama}) {
+    const RunConfig config = fp8_config(family, {"precision.amax_history=4"});
+    Trainer current(fp8_config(family), fp8_cuda()), delayed(config, fp8_cuda());
+    CHECK(delayed.took_what_was_planned());
+    for (int i = 0; i < (family == Family::gpt2 ? 12 : 4); ++i) {
+      const StepResult expected = current.run(), result = delayed.run();
+      INFO("step " << i);
+      CHECK(!result.skipped);
+      CHECK(result.loss == Approx(expected.loss).epsilon(2e-3));
+      CHECK(result.grad_norm == Approx(expected.grad_norm).epsilon(0.05));
+    }
+    const std::vector<float> amaxes = delayed.step().amax_history();
+    CHECK(std::ssize(amaxes) == 4 * 2 * 3 * 4);
+    CHECK(std::all_of(amaxes.begin(), amaxes.end(), [](float amax) { return amax > 0; }));
+    RandomBatches batches(config);
+    delayed.step().evaluate(1, batches);
+    CHECK(delayed.step().amax_history() == amaxes);
+  }
+  const Target target = fp8_cuda()->target();
+  const auto plan = [&](const char* history) { return plan_rank({fp8_config(Family::gpt2, {history}), target}); };
+  const StepPlan current = plan("precision.amax_history=0"), delayed = plan("precision.amax_history=4");
+  // All that is quantized apart: weights, inputs of three linears of a block, gradients of three.
+  CHECK(delayed.ops[op_index<Quantize>].calls == 3 * (4 + 3 + 3));
+  CHECK(delayed.ops[op_index<Amax>].calls == 3 * 4);
+  CHECK(delayed.ops[op_index<RollAmaxes>].calls == 1);
+  CHECK(delayed.memory().arenas[MemoryClass::workspace] < current.memory().arenas[MemoryClass::workspace]);
+  CHECK(delayed.total().bytes_moved < current.total().bytes_moved);
+}
+
+TEST_CASE("delayed scales: the same bits recomputed and after a checkpoint, with another history too", "[fp8]") {
+  const RunConfig config = fp8_config(Family::llama, {"batch.global=8", "precision.amax_history=2"});
+  Trainer once(config, fp8_cuda(0));
+  Trainer recomputed(
+      fp8_config(Family::llama, {"batch.global=8", "precision.amax_history=2", "memory.recompute=block"}), fp8_cuda());
+  for (int i = 0; i < 3; ++i) CHECK(recomputed.run().loss == once.run().loss);
+  CHECK(first_difference(recomputed.state(), once.state()) == "");
+  const std::filesystem::path folder =
+      std::filesystem::temp_directory_path() / ("gptrain-amax-" + std::to_string(getpid()));
+  once.save(folder);
+  Trainer resumed(config, fp8_cuda(), 3 * config.batch.global);
+  resumed.load(folder);
+  CHECK(resumed.step().amax_history() == once.step().amax_history());
+  CHECK(resumed.run().loss == once.run().loss);
+  CHECK(first_difference(resumed.state(), once.state()) == "");
+  CHECK(resumed.step().amax_history() == once.step().amax_history());
+  Trainer longer(fp8_config(Family::llama, {"batch.global=8", "precision.amax_history=5"}), fp8_cuda());
+  longer.load(folder);
+  const std::vector<float> kept = longer.step().amax_history();
+  CHECK(std::ssize(kept) == 3 * 24);  // the last two of three steps; the first is unknown
+  CHECK(std::all_of(kept.begin(), kept.begin() + 24, [](float amax) { return amax == 0; }));
+  CHECK(kept[24] > 0);
+  std::filesystem::remove_all(folder);
+}
+
 TEST_CASE("an FP8 weight that is not finite makes a step that is skipped", "[fp8]") {
-  const RunConfig config = fp8_config(Family::gpt2);
   for (const char* tensor : {"weight/blocks.1.attention.qkv.weight", "weight/blocks.2.ffn.out.weight"}) {
-    Trainer trainer(config, fp8_cuda());
+    const bool delayed = tensor == std::string("weight/blocks.2.ffn.out.weight");
+    Trainer trainer(fp8_config(Family::gpt2, {delayed ? "precision.amax_history=2" : "precision.amax_history=0"}),
+                    fp8_cuda());
     State state = trainer.state();
     state.at(tensor)[5] = std::numeric_limits<float>::infinity();
     trainer.set_weights(state);

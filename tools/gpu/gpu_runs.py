@@ -35,6 +35,7 @@ class Case:
     least_mfu: float | None = None  # mark; None: no mark
     micro_tokens: tuple = MICRO_TOKENS
     linears: str = "bf16"
+    amax_history: int = 0  # steps of delayed scaling with FP8 linears
     beside: str | None = None  # name of the same case in bf16, or of a dense one
     least_gain: float | None = None  # mark: speed relative to `beside`
 
@@ -71,6 +72,8 @@ CASES = {
 FP8_CASES = {f"{name}-fp8": replace(case, least_mfu=None, linears="fp8", beside=name,
                                     least_gain=1.15 if name == "gpt2-1.5b-1024" else None)
              for name, case in CASES.items()}
+# And with delayed scales, as Transformer Engine has by default.
+DELAYED_CASES = {f"{name}-delayed": replace(case, amax_history=1024) for name, case in FP8_CASES.items()}
 # A mixture of experts, and the dense model that computes as much for a token.
 MIXTURE_CASES = {
     "llama-160m-2048": Case({"preset": "llama-160m", "sequence_length": 2048}, 65536),
@@ -85,7 +88,7 @@ SMOKE_CASES = {
                          "sequence_length": 64, "norm": "rmsnorm", "positions": "rope", "activation": "swiglu",
                          "bias": False, "tied_head": False}, 512, micro_tokens=(512, 256, 128)),
 }
-ALL_CASES = CASES | FP8_CASES | MIXTURE_CASES | SMOKE_CASES
+ALL_CASES = CASES | FP8_CASES | DELAYED_CASES | MIXTURE_CASES | SMOKE_CASES
 
 
 def usual_cases():
@@ -93,7 +96,8 @@ def usual_cases():
     FP8."""
     capability = ask_nvidia_smi("compute_cap")
     has_fp8 = capability is None or tuple(map(int, capability.split("."))) >= (8, 9)
-    first = ["gpt2-124m-1024", "gpt2-1.5b-1024", "gpt2-1.5b-1024-fp8", "llama-1b-4096", "llama-1b-4096-fp8"]
+    first = ["gpt2-124m-1024", "gpt2-1.5b-1024", "gpt2-1.5b-1024-fp8", "gpt2-1.5b-1024-fp8-delayed", "llama-1b-4096",
+             "llama-1b-4096-fp8"]
     return [name for name in dict.fromkeys([*first, *CASES, *FP8_CASES]) if has_fp8 or name in CASES]
 
 
@@ -119,7 +123,8 @@ def write_config(folder, case, micro, device, out, **sections):
         "model": case.model,
         "data": {"train": [{"path": str(folder / "tokens")}]},
         "batch": {"global": case.sequences, "micro": micro},
-        "precision": {"compute": "bf16"} | ({"linears": "fp8"} if case.linears == "fp8" else {}),
+        "precision": {"compute": "bf16"} | ({"linears": "fp8"} if case.linears == "fp8" else {}) | (
+            {"amax_history": case.amax_history} if case.amax_history else {}),
         "optimizer": OPTIMIZER,
         "schedule": {"type": "constant"},
         "run": {"steps": 1000, "seed": 1, "out": str(folder / out), "device": device},

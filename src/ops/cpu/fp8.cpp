@@ -19,19 +19,31 @@ const T* scaled_row(const Matrix& matrix, int64_t row) {
 }
 
 template <typename T>
-void quantize(const Quantize& op, int num_threads) {
-  const float* const parts = op.amax.as<float>();
-  const float scale = fp8_scale<T>(*std::max_element(parts, parts + amax_parts));
-  *op.inverse_scale.as<float>() = 1.0F / scale;
-  parallel_shares(num_threads, op.x.rows, [&](int64_t first, int64_t end) {
+void quantize(const Matrix& x, const Fp8Copies& to, int num_threads) {
+  const float* const parts = to.amax.as<float>();
+  const float scale = fp8_scale<T>(*std::max_element(parts, parts + to.amax.cols));
+  *to.inverse_scale.as<float>() = 1.0F / scale;
+  parallel_shares(num_threads, x.rows, [&](int64_t first, int64_t end) {
     for (int64_t row = first; row < end; ++row) {
-      for (int64_t col = 0; col < op.x.cols; ++col) {
-        const T code = to_fp8<T>(to_float(scaled_row<bf16>(op.x, row)[col]) * scale);
-        if (op.rows.given()) op.rows.as<T>()[row * op.rows.stride + col] = code;
-        if (op.transposed.given()) op.transposed.as<T>()[col * op.transposed.stride + row] = code;
+      for (int64_t col = 0; col < x.cols; ++col) {
+        const T code = to_fp8<T>(scaled_for_fp8(to_float(scaled_row<bf16>(x, row)[col]), scale));
+        if (to.rows.given()) to.rows.as<T>()[row * to.rows.stride + col] = code;
+        if (to.transposed.given()) to.transposed.as<T>()[col * to.transposed.stride + row] = code;
       }
     }
   });
+}
+
+// Returns the amax of a bf16 matrix.
+float amax_of(const Matrix& x) {
+  constexpr uint16_t infinity = 0x7f80;
+  uint16_t largest = 0;  // magnitudes of bf16 compare like their bits
+  for (int64_t row = 0; row < x.rows; ++row) {
+    const bf16* const from = scaled_row<bf16>(x, row);
+    for (int64_t col = 0; col < x.cols; ++col)
+      largest = std::max(largest, static_cast<uint16_t>(from[col].bits & 0x7fffU));
+  }
+  return to_float(bf16{std::min(largest, infinity)});
 }
 
 using Numbers = std::array<float, 256>;  // value of each code
@@ -78,34 +90,41 @@ void store_sum(const ScaledProduct& op, int64_t row, int64_t col, double sum) {
 }  // namespace
 
 void cpu_run(const Amax& op, const CpuContext&) {
-  constexpr uint16_t infinity = 0x7f80;
-  uint16_t largest = 0;  // magnitudes of bf16 compare like their bits
-  for (int64_t row = 0; row < op.x.rows; ++row) {
-    const bf16* const from = scaled_row<bf16>(op.x, row);
-    for (int64_t col = 0; col < op.x.cols; ++col)
-      largest = std::max(largest, static_cast<uint16_t>(from[col].bits & 0x7fffU));
-  }
   float* const parts = op.amax.as<float>();
   std::fill(parts, parts + amax_parts, 0.0F);
-  parts[0] = to_float(bf16{std::min(largest, infinity)});
+  parts[0] = amax_of(op.x);
 }
 
 void cpu_run(const Quantize& op, const CpuContext& context) {
-  const DType dtype = op.rows.given() ? op.rows.dtype : op.transposed.dtype;
-  if (dtype == DType::f8e4m3) {
-    quantize<f8e4m3>(op, context.num_threads);
+  const Fp8Copies& to = op.to;
+  if (to.dtype() == DType::f8e4m3) {
+    quantize<f8e4m3>(op.x, to, context.num_threads);
   } else {
-    quantize<f8e5m2>(op, context.num_threads);
+    quantize<f8e5m2>(op.x, to, context.num_threads);
   }
-  if (!op.column_sums.given()) return;
+  if (to.largest.given()) *to.largest.as<float>() = std::max(*to.largest.as<float>(), amax_of(op.x));
+  if (!to.column_sums.given()) return;
   parallel_column_blocks(context.num_threads, op.x.cols, [&](int64_t first, int64_t end) {
     for (int64_t col = first; col < end; ++col) {
       double sum = 0;
       for (int64_t row = 0; row < op.x.rows; ++row)
         sum += static_cast<double>(to_float(scaled_row<bf16>(op.x, row)[col]));
-      op.column_sums.as<double>()[col] = sum;
+      to.column_sums.as<double>()[col] = sum;
     }
   });
+}
+
+void cpu_run(const RollAmaxes& op, const CpuContext&) {
+  if (op.state->skip != 0) return;
+  const int64_t row = (op.state->updates - 1) % op.history.rows;
+  for (int64_t i = 0; i < op.amaxes.cols; ++i) {
+    const float amax = op.amaxes.as<float>()[i];
+    op.history.as<float>()[row * op.history.stride + i] = amax > 0 && std::isfinite(amax) ? amax : 0.0F;
+    float largest = 0;
+    for (int64_t step = 0; step < op.history.rows; ++step)
+      largest = std::max(largest, op.history.as<float>()[step * op.history.stride + i]);
+    op.forecast.as<float>()[i] = largest > 0 ? largest : op.initial.as<float>()[i];
+  }
 }
 
 // Products of two FP8 numbers are exact in f32; their sums in f64 are almost exact.

@@ -1,6 +1,7 @@
 // Ops that compute each row independently of the others.
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "ops/cpu/cpu_ops.h"
 
@@ -20,12 +21,32 @@ void cpu_run(const BranchBackward& op, const CpuContext& context) {
   run_amax(op.d_branch, op.amax, context);
 }
 
+namespace {
+
+// Runs an op that writes FP8 copies of its output in place of the output: in two steps, as FP8 is not for training on
+// a CPU. Returns false if it writes none.
+template <typename Op>
+bool run_to_fp8(const Op& op, Matrix Op::*output, int64_t cols, const CpuContext& context) {
+  if (!op.fp8.given()) return false;
+  std::vector<bf16> values(static_cast<size_t>(op.x.rows * cols));
+  Op stored = op;
+  stored.fp8 = {};
+  stored.*output = Matrix(values.data(), DType::bf16, op.x.rows, cols);
+  cpu_run(stored, context);
+  cpu_run(Quantize{stored.*output, op.fp8}, context);
+  return true;
+}
+
+}  // namespace
+
 void cpu_run(const ActivationForward& op, const CpuContext& context) {
+  if (run_to_fp8(op, &ActivationForward::y, activated_cols(op.kind, op.x.cols), context)) return;
   run_rows(op, op.x.rows, context.kernels->activation_forward, context);
   run_amax(op.y, op.amax, context);
 }
 
 void cpu_run(const ActivationBackward& op, const CpuContext& context) {
+  if (run_to_fp8(op, &ActivationBackward::dx, op.x.cols, context)) return;
   run_rows(op, op.dy.rows, context.kernels->activation_backward, context);
   run_amax(op.dx, op.amax, context);
 }

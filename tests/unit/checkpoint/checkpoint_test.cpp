@@ -85,6 +85,7 @@ TEST_CASE("A checkpoint gives back every field and every bit", "[checkpoint]") {
   CHECK(manifest.config == expected.config);
   CHECK(manifest.build == expected.build);
   CHECK(manifest.algorithms == expected.algorithms);
+  CHECK(manifest.amax_history == expected.amax_history);
   REQUIRE(manifest.loss_scale);
   CHECK(manifest.loss_scale->value == expected.loss_scale->value);
   CHECK(manifest.loss_scale->good_steps == expected.loss_scale->good_steps);

@@ -159,6 +159,7 @@ TEST_CASE("A manifest with a matching checksum but wrong content is refused fiel
       {"\"seed\": 18364758544493064720", "\"seed\": \"1\"", "\"seed\" is not a number"},
       {"\"value\": 4096", "\"value\": 4097", "\"loss_scale\" is 4097, which is not a power of two"},
       {"\"good_steps\": 17", "\"good_steps\": -1", "\"good_steps\" is -1, which is not a count"},
+      {"\"amax_history\": \"", "\"amax_history\": \"?", "\"amax_history\" is not base64"},
       {"\"build\": \"0.1.0\"", "\"build\": 1", "\"build\" is not a text"},
       {"\"tensors\": 1", "\"tensors\": 2", "hold 1 tensors, its manifest says 2"},
       {"\"files\": [", "\"files\": 3, \"other\": [", "\"files\" is not a list"},

@@ -106,6 +106,7 @@ const std::map<std::string, Sample> samples = {
     {"precision.gradients", {R"("bf16")", {"precision.compute=bf16-pure"}}},
     {"precision.linears", {R"("fp8")", {"precision.compute=bf16"}}},
     {"precision.weight_gradients", {R"("bf16")", {}}},
+    {"precision.amax_history", {"16", {"precision.compute=bf16", "precision.linears=fp8"}}},
     {"precision.loss_scale", {"1024", {"precision.compute=fp16"}}},
     {"precision.loss_scale_window", {"100", {"precision.compute=fp16"}}},
     {"optimizer.type", {R"("lion")", {}}},

@@ -39,6 +39,25 @@ TEST_CASE("gradients are kept in bf16 with bf16-pure, and for updates that read 
   CHECK(resume_conflicts({parse({"precision.compute=bf16-pure"}), parse(with({}))}).empty());
 }
 
+TEST_CASE("delayed scales come with FP8 products, and may change on resume") {
+  const Overrides fp8 = {"precision.compute=bf16", "precision.linears=fp8", "batch.micro=1"};
+  const auto with = [&](const char* length) {
+    Overrides all = fp8;
+    all.emplace_back(length);
+    return all;
+  };
+  CHECK(parse(fp8).precision.amax_history == 0);
+  CHECK(parse(with("precision.amax_history=1024")).precision.amax_history == 1024);
+  CHECK(
+      parse({"precision.compute=bf16", "precision.weight_gradients=fp8", "precision.amax_history=16", "batch.micro=1"})
+          .precision.amax_history == 16);
+  CHECK(fault({"precision.compute=bf16", "precision.amax_history=16"}) ==
+        "precision.amax_history = 16: has no effect unless precision.linears or weight_gradients is fp8 "
+        "(try --set precision.amax_history=null or leaving it out)");
+  CHECK(fault(with("precision.amax_history=9000")).starts_with("precision.amax_history = 9000: must be"));
+  CHECK(resume_conflicts({parse(fp8), parse(with("precision.amax_history=16"))}).empty());
+}
+
 TEST_CASE("FP8 linears want bf16, a GPU and sizes in multiples of 16 on every tensor rank") {
   const auto fp8_fault = [](Overrides overrides) {
     overrides.insert(overrides.begin(), {"precision.compute=bf16", "precision.linears=fp8"});
