@@ -22,6 +22,12 @@ std::vector<StoredPiece> stored_pieces(const ParameterStore& parameters) {
   return pieces;
 }
 
+size_t num_saved_pieces(const ParameterStore& parameters) {
+  // The last part that checkpoints have.
+  const AwayPart last = parameters.sharding().updates_weights() ? AwayPart::weights : AwayPart::state;
+  return stored_piece(parameters, last, parameters.num_parameter_units());
+}
+
 AwayBytes away_bytes(const ParameterStore& parameters, int64_t unit) {
   const StateLayout& layout = parameters.state_layout();
   const int64_t state = layout.part_bytes(AwayPart::state, unit);
@@ -36,10 +42,7 @@ AwayState::AwayState(const ParameterStore& parameters, RankGroups& groups, Worki
       files_(files),
       copies_(copies),
       beside_device_(beside_device),
-      before_use_(std::move(before_use)) {
-  for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit)
-    if (parameters.state_layout().is_away(unit)) units_.push_back(unit);
-}
+      before_use_(std::move(before_use)) {}
 
 // No effect if the unit's values are always at their landing place.
 void AwayState::move(int64_t unit, bool writes) {
@@ -114,22 +117,23 @@ void AwayState::release() {
 void AwayState::clear() {
   before_use_();
   release();
-  for (const int64_t unit : units_) {
+  for (const int64_t unit : parameters_.state_layout().away_units()) {
     const bool is_there = files_ != nullptr || !parameters_.state_layout().lands(unit);
     if (is_there) std::memset(parameters_.landing(unit), 0, parameters_.state_layout().range_away(unit).bytes);
     move(unit, true);
   }
 }
 
+std::unique_ptr<StoredFiles> AwayState::clone() {
+  before_use_();
+  release();
+  return files_->clone(num_saved_pieces(parameters_));
+}
+
 std::byte* AwayState::fetched(const void* address) {
-  const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(address) - away_addresses);
-  const StateLayout& layout = parameters_.state_layout();
-  const auto after = std::upper_bound(units_.begin(), units_.end(), at, [&](int64_t offset, int64_t unit) {
-    return offset < layout.range_away(unit).offset;
-  });
-  const int64_t unit = *std::prev(after);
-  fetch(unit);
-  return parameters_.landing(unit) + (at - layout.range_away(unit).offset);
+  const AwayValue value = parameters_.state_layout().find_away(offset_away(address));
+  fetch(value.unit);
+  return parameters_.landing(value.unit) + value.offset;
 }
 
 }  // namespace gptrain::parallel

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <vector>
 
 #include "parallel/groups.h"
@@ -21,6 +22,15 @@ std::vector<StoredPiece> stored_pieces(const ParameterStore& parameters);
 inline size_t stored_piece(const ParameterStore& parameters, AwayPart part, int64_t unit) {
   return static_cast<size_t>(static_cast<int64_t>(part) * parameters.num_parameter_units() + unit);
 }
+
+// Returns whether an address in a StateSlice is that of a value that is away, and its offset there.
+inline bool is_away_address(const void* address) { return reinterpret_cast<uintptr_t>(address) >= away_addresses; }
+inline int64_t offset_away(const void* address) {
+  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(address) - away_addresses);
+}
+
+// Returns how many of stored_pieces, from the first on, have the values of checkpoints.
+size_t num_saved_pieces(const ParameterStore& parameters);
 
 // Bytes of a unit's range that are read before, and written after, a change of its state by an update or by a caller of
 // AwayState. Gradients, which only updates read, are not counted.
@@ -49,9 +59,9 @@ class AwayState {
   void release();
   // Zeroes the state of all units that are away.
   void clear();
+  // Clones the first num_saved_pieces of the working files. THROWS as StoredFiles::clone. REQUIRES: there are files.
+  std::unique_ptr<StoredFiles> clone();
 
-  // Returns true if the value at an address in a StateSlice is away.
-  static bool holds(const void* address) { return reinterpret_cast<uintptr_t>(address) >= away_addresses; }
   // Fetches the unit that has the value at such an address, and returns the value's address in the landing area.
   std::byte* fetched(const void* address);
 
@@ -65,9 +75,8 @@ class AwayState {
   UpdateCopies* const copies_;
   const bool beside_device_;
   const std::function<void()> before_use_;
-  std::vector<int64_t> units_;  // units that are away, in the order of their ranges
-  int64_t fetched_ = -1;        // unit in the landing area; -1: none
-  int64_t brought_ = -1;        // unit whose values were copied from the device; -1: none
+  int64_t fetched_ = -1;  // unit in the landing area; -1: none
+  int64_t brought_ = -1;  // unit whose values were copied from the device; -1: none
   bool changed_ = false;
   bool has_gradients_ = false;  // whether the landing area has the gradients of the fetched unit
 };

@@ -77,8 +77,12 @@ struct StepDesign {
   }
   // Whether the rank keeps the errors of compressed gradients.
   bool keeps_residuals() const { return config.compression().error && messages.num_residuals > 0; }
-  int64_t snapshot_bytes = 0;  // host's copy of the rank's state (TrainingStep::copy_state); 0: there is none
-  ExpertRank experts;          // the rank among those that share experts
+  // Host's copy of the rank's state (TrainingStep::copy_state), and memory in which state on disk is read from clones
+  // (AwayClone); 0: there is none.
+  int64_t snapshot_bytes = 0;
+  int64_t clone_memory_bytes = 0;  // the part for clones
+  int64_t cloned_bytes = 0;        // bytes of working files that a checkpoint clones; 0: it copies all state
+  ExpertRank experts;              // the rank among those that share experts
 };
 
 // Makes the design for the rank of `groups`. `choices`: the choices for the rank's stage. `like`: the training program

@@ -12,6 +12,7 @@
 #include "base/loss_scale.h"
 #include "model/micro_batch_source.h"
 #include "parallel/action_observer.h"
+#include "parallel/away_clone.h"
 #include "step/step_design.h"
 #include "step/update_device.h"
 
@@ -138,9 +139,14 @@ class TrainingStep {
   const ParameterStore& parameters() const;
   // Takes the memory of copy_state. Not collective. THROWS as the constructor.
   void take_snapshot_memory();
-  // Copies the part of the state that this rank writes to a checkpoint, written_state(): see StateSnapshot::copy. Not
-  // collective. REQUIRES: take_snapshot_memory was called.
+  // Copies the part of the state that this rank writes to a checkpoint, written_state(): see StateSnapshot::copy.
+  // Values on disk are not copied if StepDesign::cloned_bytes > 0. Not collective. REQUIRES: take_snapshot_memory was
+  // called.
   std::vector<StateSlice> copy_state();
+  // Returns a clone of the values on disk that copy_state does not copy, in which they are read by their addresses;
+  // null if it copies all. Valid as long as this object. Not collective. THROWS as StoredFiles::clone. REQUIRES:
+  // take_snapshot_memory was called, and no other clone exists.
+  std::unique_ptr<AwayClone> clone_state();
   // Returns the CRC-32C of the weights of which the ranks of a group have replicas. 0 with ZeRO 3, where no two ranks
   // hold the same weights. Not collective.
   uint32_t weights_checksum(ReplicaGroup replicas) const;
