@@ -15,6 +15,7 @@
 #include "base/memory_place.h"
 #include "base/offload_choice.h"
 #include "base/rotary.h"
+#include "config/disk_clones.h"
 #include "config/gradient_sums.h"
 #include "config/parallelism.h"
 
@@ -337,10 +338,6 @@ constexpr std::string_view state_place_name(StatePlace place) { return state_pla
 enum class UpdateTime : uint8_t { now, delayed };
 constexpr std::array<std::string_view, 2> update_time_names = {"now", "delayed"};
 
-// Whether asynchronous checkpoints read state on disk from clones of the working files, or from a copy in memory.
-enum class DiskClones : uint8_t { automatic, always, never };
-constexpr std::array<std::string_view, 3> disk_clones_names = {"auto", "always", "never"};
-
 struct MemoryConfig {
   RecomputeKind recompute = RecomputeKind::none;
   int64_t recompute_interval = 0;  // every_nth: blocks 0, n, 2n, ... are recomputed
@@ -360,9 +357,7 @@ struct MemoryConfig {
   int64_t disk_units = 3;      // most units on disk whose state is in memory at a time
   int64_t disk_transfer_bytes = int64_t{1} << 20, disk_depth = 16;  // bytes of a transfer, most transfers under way
   DiskClones disk_clones = DiskClones::automatic;
-  // Clones are made. Loading sets it with `always`. With `automatic` it is set once the folders are known to be there,
-  // if all their file systems can clone.
-  bool clones_files = false;
+  bool clones_files = false;  // loading sets it with `always`; with `automatic` a run sets it if all folders can
 
   // Return true if state lies on drives, or outside of the device's memory; if it is chosen by fit, it may.
   bool uses_disk() const { return offload_optimizer == StatePlace::disk || fits_places(); }

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "parallel/away_state.h"
+#include "parallel/away_pieces.h"
 
 namespace gptrain::inline parallel {
 namespace {

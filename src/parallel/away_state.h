@@ -6,31 +6,17 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <vector>
 
+#include "parallel/away_clone.h"
+#include "parallel/away_pieces.h"
 #include "parallel/groups.h"
 #include "parallel/parameters.h"
 #include "parallel/update_copies.h"
 #include "storage/working_files.h"
 
 namespace gptrain::inline parallel {
-
-// Returns the pieces of working files that hold the ranges of units on disk: by part, then by unit. Units at home have
-// 0 bytes.
-std::vector<StoredPiece> stored_pieces(const ParameterStore& parameters);
-// Returns the number of a part of a unit's range in stored_pieces.
-inline size_t stored_piece(const ParameterStore& parameters, AwayPart part, int64_t unit) {
-  return static_cast<size_t>(static_cast<int64_t>(part) * parameters.num_parameter_units() + unit);
-}
-
-// Returns whether an address in a StateSlice is that of a value that is away, and its offset there.
-inline bool is_away_address(const void* address) { return reinterpret_cast<uintptr_t>(address) >= away_addresses; }
-inline int64_t offset_away(const void* address) {
-  return static_cast<int64_t>(reinterpret_cast<uintptr_t>(address) - away_addresses);
-}
-
-// Returns how many of stored_pieces, from the first on, have the values of checkpoints.
-size_t num_saved_pieces(const ParameterStore& parameters);
 
 // Bytes of a unit's range that are read before, and written after, a change of its state by an update or by a caller of
 // AwayState. Gradients, which only updates read, are not counted.
@@ -59,8 +45,9 @@ class AwayState {
   void release();
   // Zeroes the state of all units that are away.
   void clear();
-  // Clones the first num_saved_pieces of the working files. THROWS as StoredFiles::clone. REQUIRES: there are files.
-  std::unique_ptr<StoredFiles> clone();
+  // Clones the saved pieces of the working files. `memory`: see AwayClone. THROWS as StoredFiles::clone. REQUIRES:
+  // there are files.
+  std::shared_ptr<AwayClone> clone(std::span<std::byte> memory);
 
   // Fetches the unit that has the value at such an address, and returns the value's address in the landing area.
   std::byte* fetched(const void* address);

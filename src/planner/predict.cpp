@@ -24,8 +24,8 @@ Saving best_saving(const SaveTimes& save, double mtbf_seconds, double restart_se
 
 namespace {
 
-// Returns the seconds in which all devices of a node copy their parts of a checkpoint into its memory at the same time,
-// but for what is cloned.
+// Returns the seconds in which all devices of a node copy their parts of a checkpoint, without the cloned bytes, into
+// its memory at the same time.
 double copy_seconds(const ClusterProfile& cluster, const CheckpointForecast& checkpoint) {
   return checkpoint.copied_share *
          std::max(static_cast<double>(checkpoint.rank_bytes) / cluster.host_bytes_per_second,

@@ -329,10 +329,10 @@ void plan_snapshot(StepDesign& design, const ParameterStore& store, bool writes_
     std::vector<StoredPiece> pieces = stored_pieces(store);
     pieces.resize(num_saved_pieces(store));
     design.cloned_bytes = stored_bytes(pieces);
-    design.clone_memory_bytes = AwayClone::memory_bytes(store);
+    design.snapshot_bytes = AwayClone::memory_bytes(store);
   }
-  design.snapshot_bytes = store.snapshot_bytes(design.cloned_bytes > 0) + design.clone_memory_bytes +
-                          (design.keeps_residuals() ? design.messages.snapshot_bytes(writes_factors) : 0);
+  design.snapshot_bytes += store.snapshot_bytes(design.cloned_bytes > 0) +
+                           (design.keeps_residuals() ? design.messages.snapshot_bytes(writes_factors) : 0);
 }
 
 // THROWS Error(usage) if gradients of two micro-batches of a unit are in buckets at the same time, while each bucket

@@ -89,7 +89,8 @@ std::vector<StateSlice> TrainingStep::state(bool written_only) const {
 }
 
 void TrainingStep::take_snapshot_memory() {
-  parts_->snapshot.emplace(backend_, design_->snapshot_bytes, design_->clone_memory_bytes);
+  const int64_t of_clones = design_->cloned_bytes > 0 ? AwayClone::memory_bytes(*parts_->parameters) : 0;
+  parts_->snapshot.emplace(backend_, design_->snapshot_bytes, of_clones);
 }
 
 std::vector<StateSlice> TrainingStep::residuals() const {
@@ -136,9 +137,10 @@ std::vector<StateSlice> TrainingStep::copy_state() {
       });
 }
 
-std::unique_ptr<AwayClone> TrainingStep::clone_state() {
-  if (design_->cloned_bytes == 0) return nullptr;
-  return std::make_unique<AwayClone>(*parts_->parameters, parts_->away->clone(), parts_->snapshot->clone_memory());
+TrainingStep::ReadClone TrainingStep::clone_state() {
+  if (design_->cloned_bytes == 0) return {};
+  return [clone = parts_->away->clone(parts_->snapshot->clone_memory())](
+             const void* address, int64_t bytes, const Take& take) { clone->read(address, bytes, take); };
 }
 
 uint32_t TrainingStep::weights_checksum(ReplicaGroup replicas) const {

@@ -172,9 +172,9 @@ void StoredFiles::read(size_t piece, size_t number, std::byte* to) const {
   check(piece, number, to);
 }
 
-std::string clone_obstacle(const std::vector<std::filesystem::path>& folders) {
+std::string clone_obstacle(const std::vector<std::string>& folders) {
   try {
-    const StoredFiles probe({.folders = folders, .owner = "probe"},
+    const StoredFiles probe({.folders = {folders.begin(), folders.end()}, .owner = "probe"},
                             std::vector<StoredPiece>(folders.size(), {"a probe", page_bytes}));
     probe.clone(folders.size());
     return {};

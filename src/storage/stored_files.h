@@ -33,7 +33,7 @@ class StoredFiles {
   struct Block {
     size_t file = 0;
     int64_t offset = 0, bytes = 0;
-    uint32_t crc = 0;  // of the bytes written last
+    uint32_t crc = 0;  // checksum of the bytes written last
   };
 
   // Reserves the space of one file in each folder. THROWS Error(checkpoint) if a folder is missing, cannot be written,
@@ -82,6 +82,6 @@ class StoredFiles {
 };
 
 // Returns why files in some of the folders cannot be cloned; empty if they can.
-std::string clone_obstacle(const std::vector<std::filesystem::path>& folders);
+std::string clone_obstacle(const std::vector<std::string>& folders);
 
 }  // namespace gptrain::storage

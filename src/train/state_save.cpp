@@ -17,7 +17,6 @@
 #include "comm/texts.h"
 #include "config/load.h"
 #include "ops/side_queue.h"
-#include "parallel/away_clone.h"
 #include "parallel/away_state.h"
 #include "parallel/gradient_sums.h"
 #include "parallel/island_average.h"
@@ -80,22 +79,22 @@ class AwaySlices final : public SliceMemory {
 // Reads host memory and clones of working files.
 class ClonedSlices final : public SliceMemory {
  public:
-  explicit ClonedSlices(std::unique_ptr<AwayClone> clone) : clone_(std::move(clone)) {}
+  explicit ClonedSlices(TrainingStep::ReadClone clone) : clone_(std::move(clone)) {}
   void read(const std::byte* from, int64_t bytes, const Take& take) override {
     if (!is_away_address(from)) return take(from, bytes);
-    clone_->read(from, bytes, take);
+    clone_(from, bytes, take);
   }
   void write(std::byte*, const std::byte*, int64_t) override { throw std::logic_error("clones are only read"); }
 
  private:
-  const std::unique_ptr<AwayClone> clone_;
+  const TrainingStep::ReadClone clone_;
 };
 
 }  // namespace
 
 std::unique_ptr<SliceMemory> make_clone_memory(TrainingStep& step) {
-  std::unique_ptr<AwayClone> clone = step.clone_state();
-  return clone != nullptr ? std::make_unique<ClonedSlices>(std::move(clone)) : nullptr;
+  TrainingStep::ReadClone clone = step.clone_state();
+  return clone ? std::make_unique<ClonedSlices>(std::move(clone)) : nullptr;
 }
 
 std::unique_ptr<SliceMemory> make_slice_memory(const TrainingStep& step) {

@@ -205,7 +205,7 @@ class Clones(unittest.TestCase):
             log = self.folder / f"log-{kind}"
             with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT) as process:
                 wait_for(process, lambda: "step 3/" in log.read_text(encoding="utf-8"))
-                # Takes what each clone leaves when it goes, too.
+                # Takes the space of each clone that goes, too.
                 wait_for(process, lambda: self.fill(kind))
             self.assertEqual(process.returncode, CHECKPOINT, log.read_text(encoding="utf-8"))
             self.assertRegex(log.read_text(encoding="utf-8"), r"cannot write the working file \S+ \(optimizer state of unit \d.*: No space left on device")

@@ -130,7 +130,8 @@ void check_clone(const SmallLayout& layout, const Overrides& more) {
     CHECK(step.taken() == rank.plan.memory().arenas);
     const StepDesign& design = step.design();
     CHECK(design.cloned_bytes > 0);
-    CHECK(copied_bytes(copy, step.parameters().columns()) == design.snapshot_bytes - design.clone_memory_bytes);
+    CHECK(copied_bytes(copy, step.parameters().columns()) ==
+          design.snapshot_bytes - AwayClone::memory_bytes(step.parameters()));
   });
 }
 

@@ -180,7 +180,7 @@ TEST_CASE("names that a power loss has left are no obstacle") {
 TEST_CASE("a clone keeps the bytes of its time, and its blocks are checked", "[.clones]") {
   const TemporaryFolder one, two;
   const std::vector folders = {one.path(), two.path()};
-  REQUIRE(clone_obstacle(folders) == "");
+  REQUIRE(clone_obstacle({one.path().string(), two.path().string()}) == "");
   WorkingFiles files(options_of(folders), pieces);
   Pages first(pieces[1].bytes), second(pieces[1].bytes), read(WorkingFiles::block_bytes);
   first.fill(1);
@@ -208,7 +208,7 @@ TEST_CASE("a clone keeps the bytes of its time, and its blocks are checked", "[.
 TEST_CASE("a folder whose files cannot be cloned is told by name") {
   const TemporaryFolder folder;
   const fs::path missing = folder.path() / "missing";
-  CHECK(clone_obstacle({folder.path(), missing}) ==
+  CHECK(clone_obstacle({folder.path().string(), missing.string()}) ==
         fmt::format("memory.disk_path: cannot make a working file in {}: No such file or directory", missing.string()));
   CHECK(fs::is_empty(folder.path()));
 }
