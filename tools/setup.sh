@@ -34,6 +34,7 @@ has_fuzzer() {
   echo 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }' |
     clang++ -fsanitize=fuzzer -x c++ - -o "$LOGS/fuzzer-probe" >/dev/null 2>&1
 }
+has_admin_tool() { PATH=$PATH:/usr/sbin:/sbin command -v "$1" >/dev/null; }
 has_library() { compgen -G "/usr/lib/*/$1" >/dev/null; }
 
 # Prints the missing packages, one line each with alternatives, the preferred first.
@@ -52,6 +53,11 @@ missing() {
     has_header catch2/catch.hpp || has_header catch2/catch_all.hpp || echo 'catch2'
     # Provides the fibers on which threads of CUDA kernels run on the host.
     has_header boost/context/fiber.hpp || echo 'libboost-context-dev'
+    # Make the file systems of tests/crash/test_disk_clones.py, which only root may mount.
+    if [[ $EUID == 0 ]]; then
+      has_admin_tool mkfs.xfs || echo 'xfsprogs'
+      has_admin_tool mkfs.btrfs || echo 'btrfs-progs'
+    fi
   fi
   if [[ $slurm == yes ]]; then
     command -v munged >/dev/null || echo 'munge'

@@ -36,6 +36,7 @@
 #include "report/timeline_page.h"
 #include "step/device.h"
 #include "step/step_profile.h"
+#include "storage/stored_files.h"
 #include "train/metrics.h"
 #include "train/refuse_on_all_ranks.h"
 #include "train/run.h"
@@ -234,6 +235,9 @@ void dry_run(const TrainArguments& arguments) {
   const PlannedMachine machine = planned_machine(arguments, config, world_size);
   choose_context_method(config, leaves_node(config.parallel, machine.target.ranks_per_node));
   choose_planned_hierarchy(config, machine.target, machine.rates ? &*machine.rates : nullptr, world_size);
+  const bool may_clone = config.memory.uses_disk() && config.memory.disk_clones == DiskClones::automatic;
+  if (arguments.target.empty() && may_clone && config.checkpoint.keeps_snapshot())
+    config.memory.clones_files = clone_obstacle(config.memory.disk_folders()).empty();
   refuse_same_file({"--trace", arguments.trace}, {"--timeline", arguments.timeline});
   refuse_same_file({"--trace", arguments.trace}, {"--memory-curve", arguments.memory_curve});
   refuse_same_file({"--timeline", arguments.timeline}, {"--memory-curve", arguments.memory_curve});

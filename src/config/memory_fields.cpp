@@ -171,6 +171,14 @@ void add_memory_fields(std::vector<Field>& table) {
               .usually("8")
               .only_with(on_disk)
               .changeable(),
+          words<M, DiskClones>(
+              "memory.disk_clones", &RunConfig::memory, &M::disk_clones, named_words<DiskClones>(disk_clones_names), {},
+              "with checkpoint.asynchronous: checkpoints read state on disk from clones of the working "
+              "files, which take no memory, but disk space for what steps write meanwhile, up to one "
+              "more copy (always; file systems that can: XFS with reflink, Btrfs), or from a copy in "
+              "memory (never); auto: from clones if all folders' file systems can")
+              .only_with(on_disk)
+              .changeable(),
           field("memory.disk_transfer_bytes", &RunConfig::memory, &M::disk_transfer_bytes,
                 IntegerRule{4096, 4 << 20, {}},
                 "bytes of one read or write of a working file, a power of two; gptrain bench storage finds the best")

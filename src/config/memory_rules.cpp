@@ -82,7 +82,7 @@ class MemoryRules : Rules {
   }
 
   // Checks that whatever reads or writes optimizer state can do so while the state is on disk or on the host.
-  // Sets checkpoint.asynchronous to false if state is on disk and the key is not given.
+  // Sets checkpoint.asynchronous to false if state is on disk and the key is not given, unless checkpoints clone files.
   void check_disk() {
     const char* const path = "memory.offload_optimizer";
     if (!sound({path}) || !config_.memory.keeps_state_away()) return;
@@ -98,7 +98,12 @@ class MemoryRules : Rules {
       fault(path, "cannot be combined with run.validate_ema = true, which reads the averaged weights in memory",
             "\"none\"");
     const bool uses_disk = config_.memory.uses_disk();
-    if (uses_disk && !is_given("checkpoint.asynchronous")) config_.checkpoint.asynchronous = false;
+    const bool clones = sound({"memory.disk_clones"}) && config_.memory.disk_clones == DiskClones::always;
+    config_.memory.clones_files = clones;
+    if (uses_disk && !clones && !is_given("checkpoint.asynchronous")) config_.checkpoint.asynchronous = false;
+    if (clones && sound({"checkpoint.asynchronous"}) && !config_.checkpoint.asynchronous)
+      fault("memory.disk_clones", "is for checkpoint.asynchronous = true: other checkpoints need no copy of the state",
+            "\"auto\"");
     for (const std::string& folder : config_.memory.disk_folders())
       if (uses_disk && sound({"memory.disk_path"}) && folder.empty())
         fault("memory.disk_path", "names an empty folder between or beside ':'", "\"/scratch/nvme0\"");

@@ -16,6 +16,7 @@
 #include "base/memory_place.h"
 #include "base/offload_choice.h"
 #include "base/rotary.h"
+#include "config/disk_clones.h"
 #include "config/gradient_sums.h"
 #include "config/parallelism.h"
 
@@ -358,6 +359,8 @@ struct MemoryConfig {
   std::string disk_path = {};  // folders, one on each drive, with ':' between them
   int64_t disk_units = 3;      // most units on disk whose state is in memory at a time
   int64_t disk_transfer_bytes = int64_t{1} << 20, disk_depth = 16;  // bytes of a transfer, most transfers under way
+  DiskClones disk_clones = DiskClones::automatic;
+  bool clones_files = false;  // loading sets it with `always`; with `automatic` a run sets it if all folders can
 
   // Return true if state lies on drives, or outside of the device's memory; if it is chosen by fit, it may.
   bool uses_disk() const { return offload_optimizer == StatePlace::disk || fits_places(); }

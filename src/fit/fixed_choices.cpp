@@ -97,6 +97,7 @@ StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitC
           .gradients_away = memory.offload_gradients != StatePlace::none,
           .optimizer_state = std::move(optimizer_state),
           .landed_units = memory.disk_units,
+          .clones_files = memory.clones_files,
           .updates_delayed = memory.delays_updates(),
           .backward_recomputes = backward_recomputes(memory.recompute),
           .layers = layer_choices(memory, target),

@@ -1,26 +1,11 @@
 #include "parallel/away_state.h"
 
-#include <algorithm>
 #include <cstring>
-#include <fmt/format.h>
-#include <string_view>
 #include <utility>
 
-#include "base/enum_array.h"
 #include "ops/op_event.h"
 
 namespace gptrain::inline parallel {
-
-std::vector<StoredPiece> stored_pieces(const ParameterStore& parameters) {
-  constexpr EnumArray<AwayPart, std::string_view, num_away_parts> names = {"optimizer state", "weights", "gradients"};
-  std::vector<StoredPiece> pieces;
-  for (size_t part = 0; part < num_away_parts; ++part) {
-    for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit)
-      pieces.push_back({fmt::format("{} of unit {}", names[part], unit),
-                        parameters.state_layout().part_bytes(static_cast<AwayPart>(part), unit)});
-  }
-  return pieces;
-}
 
 AwayBytes away_bytes(const ParameterStore& parameters, int64_t unit) {
   const StateLayout& layout = parameters.state_layout();
@@ -36,10 +21,7 @@ AwayState::AwayState(const ParameterStore& parameters, RankGroups& groups, Worki
       files_(files),
       copies_(copies),
       beside_device_(beside_device),
-      before_use_(std::move(before_use)) {
-  for (int64_t unit = 0; unit < parameters.num_parameter_units(); ++unit)
-    if (parameters.state_layout().is_away(unit)) units_.push_back(unit);
-}
+      before_use_(std::move(before_use)) {}
 
 // No effect if the unit's values are always at their landing place.
 void AwayState::move(int64_t unit, bool writes) {
@@ -114,22 +96,23 @@ void AwayState::release() {
 void AwayState::clear() {
   before_use_();
   release();
-  for (const int64_t unit : units_) {
+  for (const int64_t unit : parameters_.state_layout().away_units()) {
     const bool is_there = files_ != nullptr || !parameters_.state_layout().lands(unit);
     if (is_there) std::memset(parameters_.landing(unit), 0, parameters_.state_layout().range_away(unit).bytes);
     move(unit, true);
   }
 }
 
+std::shared_ptr<AwayClone> AwayState::clone(std::span<std::byte> memory) {
+  before_use_();
+  release();
+  return std::make_shared<AwayClone>(parameters_, files_->clone(num_saved_pieces(parameters_)), memory);
+}
+
 std::byte* AwayState::fetched(const void* address) {
-  const auto at = static_cast<int64_t>(reinterpret_cast<uintptr_t>(address) - away_addresses);
-  const StateLayout& layout = parameters_.state_layout();
-  const auto after = std::upper_bound(units_.begin(), units_.end(), at, [&](int64_t offset, int64_t unit) {
-    return offset < layout.range_away(unit).offset;
-  });
-  const int64_t unit = *std::prev(after);
-  fetch(unit);
-  return parameters_.landing(unit) + (at - layout.range_away(unit).offset);
+  const AwayValue value = parameters_.state_layout().find_away(offset_away(address));
+  fetch(value.unit);
+  return parameters_.landing(value.unit) + value.offset;
 }
 
 }  // namespace gptrain::parallel

@@ -5,22 +5,18 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
+#include <span>
 #include <vector>
 
+#include "parallel/away_clone.h"
+#include "parallel/away_pieces.h"
 #include "parallel/groups.h"
 #include "parallel/parameters.h"
 #include "parallel/update_copies.h"
 #include "storage/working_files.h"
 
 namespace gptrain::inline parallel {
-
-// Returns the pieces of working files that hold the ranges of units on disk: by part, then by unit. Units at home have
-// 0 bytes.
-std::vector<StoredPiece> stored_pieces(const ParameterStore& parameters);
-// Returns the number of a part of a unit's range in stored_pieces.
-inline size_t stored_piece(const ParameterStore& parameters, AwayPart part, int64_t unit) {
-  return static_cast<size_t>(static_cast<int64_t>(part) * parameters.num_parameter_units() + unit);
-}
 
 // Bytes of a unit's range that are read before, and written after, a change of its state by an update or by a caller of
 // AwayState. Gradients, which only updates read, are not counted.
@@ -49,9 +45,10 @@ class AwayState {
   void release();
   // Zeroes the state of all units that are away.
   void clear();
+  // Clones the saved pieces of the working files. `memory`: see AwayClone. THROWS as StoredFiles::clone. REQUIRES:
+  // there are files.
+  std::shared_ptr<AwayClone> clone(std::span<std::byte> memory);
 
-  // Returns true if the value at an address in a StateSlice is away.
-  static bool holds(const void* address) { return reinterpret_cast<uintptr_t>(address) >= away_addresses; }
   // Fetches the unit that has the value at such an address, and returns the value's address in the landing area.
   std::byte* fetched(const void* address);
 
@@ -65,9 +62,8 @@ class AwayState {
   UpdateCopies* const copies_;
   const bool beside_device_;
   const std::function<void()> before_use_;
-  std::vector<int64_t> units_;  // units that are away, in the order of their ranges
-  int64_t fetched_ = -1;        // unit in the landing area; -1: none
-  int64_t brought_ = -1;        // unit whose values were copied from the device; -1: none
+  int64_t fetched_ = -1;  // unit in the landing area; -1: none
+  int64_t brought_ = -1;  // unit whose values were copied from the device; -1: none
   bool changed_ = false;
   bool has_gradients_ = false;  // whether the landing area has the gradients of the fetched unit
 };

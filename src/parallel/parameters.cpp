@@ -336,7 +336,16 @@ void ParameterStore::for_each_factored(bool written_only, const Body& body) cons
   }
 }
 
-int64_t ParameterStore::snapshot_bytes() const {
+bool ParameterStore::is_weight_on_disk(size_t tensor) const {
+  const bool is_away = sharding_.weights_away() && (!sharding_.pure || is_narrow(tensor));
+  return state_layout_.lands(spec_.tensors[tensor].unit) && (sharding_.has_master() || is_away);
+}
+
+bool ParameterStore::is_on_disk(const StateColumn& column, int64_t unit) const {
+  return state_layout_.lands(unit) && !stays_home(column);
+}
+
+int64_t ParameterStore::snapshot_bytes(bool clones) const {
   int64_t bytes = 0;
   for_each_factored(true, [&](size_t tensor) {
     for (const StateColumn& column : columns_) {
@@ -350,9 +359,12 @@ int64_t ParameterStore::snapshot_bytes() const {
     StateSlice piece;
     piece.shape = shape;
     piece.num_blocks = blocks.count;
-    bytes += align_up(piece.count() * dtype_bytes(is_narrow(tensor) ? DType::bf16 : DType::f32));
-    for (const StateColumn& column : columns_)
-      bytes += has_values(column, spec_.tensors[tensor]) ? align_up(piece.column_bytes(column)) : 0;
+    if (!clones || !is_weight_on_disk(tensor))
+      bytes += align_up(piece.count() * dtype_bytes(is_narrow(tensor) ? DType::bf16 : DType::f32));
+    for (const StateColumn& column : columns_) {
+      const bool is_copied = !clones || !is_on_disk(column, spec_.tensors[tensor].unit);
+      if (is_copied && has_values(column, spec_.tensors[tensor])) bytes += align_up(piece.column_bytes(column));
+    }
   });
   return bytes;
 }

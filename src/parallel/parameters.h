@@ -247,8 +247,8 @@ class ParameterStore {
   // each element is then in the state of exactly one rank of the world.
   std::vector<StateSlice> state(bool written_only) const;
   // Returns the bytes of a copy of state(true) in which every weight and column of a piece starts at a multiple of
-  // memory_alignment. Does not need buffers.
-  int64_t snapshot_bytes() const;
+  // memory_alignment; with `clones`, of the part of it that is not on disk. Does not need buffers.
+  int64_t snapshot_bytes(bool clones) const;
 
  private:
   const UnitRange& range(int64_t unit) const { return layout_.units[unit]; }
@@ -258,6 +258,9 @@ class ParameterStore {
   UnitPiece updated_piece(int64_t unit) const {
     return sharding_.cuts_state() ? piece(unit) : UnitPiece{0, range(unit).elements};
   }
+  // Return whether a weight of a tensor, or a column's value of a unit, is on disk.
+  bool is_weight_on_disk(size_t tensor) const;
+  bool is_on_disk(const StateColumn& column, int64_t unit) const;
   std::vector<StagedParts> staged_parts() const;
   // Returns the weights that the update writes, from an element of the unit on.
   std::byte* updated_weights(int64_t unit, int64_t first) const;

@@ -145,6 +145,14 @@ void StateLayout::add_away(MemoryPlan& plan) const {
   }
 }
 
+AwayValue StateLayout::find_away(int64_t offset) const {
+  const auto has = [&](int64_t unit) {
+    return offset >= ranges_[unit].offset && offset < ranges_[unit].offset + ranges_[unit].bytes;
+  };
+  const int64_t unit = *std::find_if(away_units_.begin(), away_units_.end(), has);
+  return {.unit = unit, .offset = offset - ranges_[unit].offset};
+}
+
 int64_t StateLayout::part_offset(AwayPart part, int64_t unit) const {
   const auto& parts = parts_[unit];
   return std::accumulate(parts.begin(), parts.begin() + static_cast<std::ptrdiff_t>(part), int64_t{0});

@@ -16,6 +16,11 @@ namespace gptrain::inline parallel {
 enum class AwayPart : uint8_t { state, weights, gradients };  // state: masters and columns
 constexpr size_t num_away_parts = 3;
 
+// A value in the range of a unit that is away.
+struct AwayValue {
+  int64_t unit, offset;
+};
+
 // A unit is at home if its optimizer state lies where updates run (MemoryPlace::device), and away if it lies on the
 // host or on disk. A rank's buffer of masters, and its buffer of state, have the values of all units that are at home.
 // A unit that is away has its masters and columns together in one range of its place, except columns that stay home
@@ -66,6 +71,9 @@ class StateLayout {
   };
   // Returns the range of a unit in its place, which begins with the masters. REQUIRES: the unit is away.
   Range range_away(int64_t unit) const { return ranges_[unit]; }
+  // Returns the unit that is away whose range has the byte at `offset` of all ranges of its place, and the byte's
+  // offset in the range. REQUIRES: all units that are away have the same place.
+  AwayValue find_away(int64_t offset) const;
   // Returns the bytes of a part of the unit's range, a multiple of range_multiple.
   int64_t part_bytes(AwayPart part, int64_t unit) const { return parts_[unit][part]; }
   // Returns the start of a part in the unit's range.

@@ -223,7 +223,7 @@ DryRun make_dry_run(const RunConfig& config, const PlannedMachine& machine, cons
       .ops = plan.ops,
       .checkpoint = forecast_checkpoint(
           checkpoint_bytes(plan.spec, config, mesh.size(MeshAxis::data) * mesh.size(MeshAxis::context)),
-          plan.written_bytes, mesh, target.ranks_per_node, storage),
+          plan.written_bytes, mesh, target.ranks_per_node, storage, plan.largest.arenas),
       .rate = std::nullopt,
       .sources = {},
       .world = {.mesh = mesh,

@@ -25,9 +25,11 @@ Saving best_saving(const SaveTimes& save, double mtbf_seconds, double restart_se
 
 namespace {
 
-// Returns the seconds in which all devices of a node copy their parts of a checkpoint into its memory at the same time.
+// Returns the seconds in which all devices of a node copy their parts of a checkpoint, without the cloned bytes, into
+// its memory at the same time.
 double copy_seconds(const ClusterProfile& cluster, const CheckpointForecast& checkpoint) {
-  return std::max(static_cast<double>(checkpoint.rank_bytes) / cluster.host_bytes_per_second,
+  return checkpoint.copied_share *
+         std::max(static_cast<double>(checkpoint.rank_bytes) / cluster.host_bytes_per_second,
                   static_cast<double>(checkpoint.node_bytes) / cluster.host_memory_bytes_per_second);
 }
 
@@ -91,7 +93,8 @@ CheckpointForecast planned_checkpoint(const Machine& machine, const StepConfig& 
                                       int64_t world_size) {
   const int64_t bytes = checkpoint_bytes(plan.spec, config, replicas_of_parameters(config.parallel, world_size));
   return forecast_checkpoint(bytes, plan.written_bytes, make_mesh(config, world_size),
-                             target_of(machine.device, machine.cluster).ranks_per_node, storage_rates(machine.cluster));
+                             target_of(machine.device, machine.cluster).ranks_per_node, storage_rates(machine.cluster),
+                             plan.largest.arenas);
 }
 
 Prediction predict_run(const RunConfig& asked, const Machine& machine, int64_t world_size) {

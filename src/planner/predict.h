@@ -46,7 +46,7 @@ std::optional<Machine> published_machine(const Machine& machine, int64_t zero);
 // Returns the rates at which a node writes to the storage of checkpoints and to its own drives.
 StorageRates storage_rates(const ClusterProfile& cluster);
 // Returns the forecast of a simulated step; `error` and `published` are left to the caller. `asynchronous`: a
-// checkpoint is first copied to the host's memory, then written beside the steps.
+// checkpoint is first copied to the host's memory or cloned, then written beside the steps.
 StepForecast forecast_step(const Machine& machine, const SimulatedStep& step, int64_t world_size,
                            const CheckpointForecast& checkpoint, bool asynchronous);
 

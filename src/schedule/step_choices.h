@@ -42,6 +42,8 @@ struct StepChoices {
   // By unit of the model, the place of its optimizer state: MemoryPlace::device is where the update runs. Empty: there.
   std::vector<MemoryPlace> optimizer_state = {};
   int64_t landed_units = 3;  // most units on disk whose state is in memory at a time
+  // Asynchronous checkpoints read state on disk from clones of its files. REQUIRES: the file systems can clone.
+  bool clones_files = false;
 
   bool keeps_state_on_disk() const {
     return std::find(optimizer_state.begin(), optimizer_state.end(), MemoryPlace::disk) != optimizer_state.end();

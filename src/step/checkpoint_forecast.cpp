@@ -31,7 +31,7 @@ int64_t checkpoint_bytes(const ModelSpec& spec, const StepConfig& config, int64_
 }
 
 CheckpointForecast forecast_checkpoint(int64_t bytes, const std::vector<int64_t>& of_ranks, const Mesh& mesh,
-                                       int64_t ranks_per_node, const StorageRates& rates) {
+                                       int64_t ranks_per_node, const StorageRates& rates, const MemoryPlan& largest) {
   CheckpointForecast forecast{.bytes = bytes};
   const int64_t of_node = ranks_per_node > 0 ? ranks_per_node : mesh.world_size();
   int64_t node = 0;
@@ -46,6 +46,10 @@ CheckpointForecast forecast_checkpoint(int64_t bytes, const std::vector<int64_t>
   }
   // All data ranks were counted like the first, so the sum may exceed the checkpoint.
   forecast.node_bytes = std::min(forecast.node_bytes, bytes);
+  if (forecast.rank_bytes > 0) {
+    const auto cloned = static_cast<double>(largest.on(MemoryPlace::disk)[MemoryClass::snapshot]);
+    forecast.copied_share = std::max(1 - cloned / static_cast<double>(forecast.rank_bytes), 0.0);
+  }
   const auto written = static_cast<double>(forecast.node_bytes);
   if (rates.shared > 0) forecast.seconds = written / rates.shared;
   if (rates.local > 0) forecast.local_seconds = written / rates.local;

@@ -9,6 +9,7 @@
 #include "config/run_config.h"
 #include "mesh/mesh.h"
 #include "model/spec/spec.h"
+#include "parallel/memory.h"
 
 namespace gptrain::inline step {
 
@@ -25,6 +26,7 @@ struct CheckpointForecast {
   int64_t node_bytes = 0;    // written by the node that writes the most
   double seconds = 0;        // time of this node to write to the shared storage; 0: the rate is not known
   double local_seconds = 0;  // time of this node to write to its own drives; 0: the rate is not known
+  double copied_share = 1;   // share of the bytes that an asynchronous save copies to memory; the rest is cloned
 };
 
 // Bytes per second that a node writes; 0: not known.
@@ -34,9 +36,9 @@ struct StorageRates {
 };
 
 // Forecasts a checkpoint of `bytes` bytes. `of_ranks`: WorldPlan::written_bytes (fit/plan_world.h). `ranks_per_node`: 0
-// means that all ranks are on one node.
+// means that all ranks are on one node. `largest`: memory of the rank that takes the most.
 CheckpointForecast forecast_checkpoint(int64_t bytes, const std::vector<int64_t>& of_ranks, const Mesh& mesh,
-                                       int64_t ranks_per_node, const StorageRates& rates);
+                                       int64_t ranks_per_node, const StorageRates& rates, const MemoryPlan& largest);
 
 // The forecast in the dry run: a remark beside the checkpoint's size, and keys of its JSON.
 std::string checkpoint_remark(const CheckpointForecast& forecast);

@@ -6,8 +6,11 @@
 
 namespace gptrain::inline step {
 
-StateSnapshot::StateSnapshot(Backend& backend, int64_t bytes)
-    : backend_(backend), copy_queue_(backend.make_side_queue()), memory_(memory_for("checkpoint.asynchronous", [&] {
+StateSnapshot::StateSnapshot(Backend& backend, int64_t bytes, int64_t clone_bytes)
+    : backend_(backend),
+      clone_bytes_(clone_bytes),
+      copy_queue_(backend.make_side_queue()),
+      memory_(memory_for("checkpoint.asynchronous", [&] {
         return copy_queue_ != nullptr ? copy_queue_->allocate_host(bytes) : backend.allocate(bytes);
       })) {
   if (copy_queue_ != nullptr) return;  // pinned memory has its pages already
@@ -16,15 +19,17 @@ StateSnapshot::StateSnapshot(Backend& backend, int64_t bytes)
 }
 
 std::vector<StateSlice> StateSnapshot::copy(std::vector<StateSlice> pieces, const StateColumns& columns,
-                                            const HostAddress& on_host) {
+                                            const FindSource& source) {
   if (copy_queue_ != nullptr) {
     copy_queue_->mark_ops(0);
     copy_queue_->follow_ops(0);
   }
-  std::byte* target = memory_->data();
+  std::byte* target = memory_->data() + clone_bytes_;
   const auto copy_part = [&](auto*& part, int64_t bytes) {
-    if (const std::byte* const from = on_host(part); from != nullptr) {
-      std::memcpy(target, from, static_cast<size_t>(bytes));
+    const Source found = source(part);
+    if (found.is_cloned) return;
+    if (found.on_host != nullptr) {
+      std::memcpy(target, found.on_host, static_cast<size_t>(bytes));
     } else if (copy_queue_ != nullptr) {
       copy_queue_->queue_download(target, part, bytes);
     } else {

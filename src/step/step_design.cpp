@@ -15,6 +15,8 @@
 #include "optim/step_agreement.h"
 #include "optim/types.h"
 #include "parallel/accumulated_gradients.h"
+#include "parallel/away_clone.h"
+#include "parallel/away_state.h"
 #include "parallel/gradient_sums.h"
 #include "parallel/host_slots.h"
 #include "parallel/island_average.h"
@@ -327,6 +329,18 @@ bool updates_beside_gpu(const StepChoices& choices, const Target& target) {
 
 namespace {
 
+// Plans the memory of asynchronous checkpoints, and the bytes that they clone.
+void plan_snapshot(StepDesign& design, const ParameterStore& store, bool writes_factors) {
+  if (design.choices.clones_files && design.choices.keeps_state_on_disk()) {
+    std::vector<StoredPiece> pieces = stored_pieces(store);
+    pieces.resize(num_saved_pieces(store));
+    design.cloned_bytes = stored_bytes(pieces);
+    design.snapshot_bytes = AwayClone::memory_bytes(store);
+  }
+  design.snapshot_bytes += store.snapshot_bytes(design.cloned_bytes > 0) +
+                           (design.keeps_residuals() ? design.messages.snapshot_bytes(writes_factors) : 0);
+}
+
 // THROWS Error(usage) if gradients of two micro-batches of a unit are in buckets at the same time, while each bucket
 // begins with the sum of the micro-batches before.
 void check_sums_away(const StepDesign& design) {
@@ -423,14 +437,13 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   tables.statistics = tables.update_state + (has_update_state ? align_up(sizeof(StepState)) : 0);
   declare_statistics(design, step_statistics(config));
   design.memory.outside = memory_outside(config, target, planned_exchange_bytes(target, groups));
-  if (config.checkpoint.keeps_snapshot())
-    design.snapshot_bytes = store.snapshot_bytes() +
-                            (design.keeps_residuals() ? design.messages.snapshot_bytes(groups.data_rank() == 0) : 0);
+  if (config.checkpoint.keeps_snapshot()) plan_snapshot(design, store, groups.data_rank() == 0);
   design.memory.outside.on(host_place(target))[MemoryClass::snapshot] =
       design.snapshot_bytes + save_buffer_bytes(design.choices);
   memory += design.memory.outside;
   MemoryPlan away;
   store.state_layout().add_away(away);
+  away.on(MemoryPlace::disk)[MemoryClass::snapshot] = design.cloned_bytes;
   memory += away;
   design.memory.outside.on(MemoryPlace::disk) = away.on(MemoryPlace::disk);
   return design;

@@ -1,5 +1,4 @@
-// The design of a rank's step: all decisions about its work and memory, made once, before any memory is taken. It is
-// the only input of the dry run, training, evaluation and generation.
+// The design of a rank's step, made once: the only input of the dry run, training, evaluation and generation.
 #pragma once
 
 #include <cstdint>
@@ -78,7 +77,8 @@ struct StepDesign {
   }
   // Whether the rank keeps the errors of compressed gradients.
   bool keeps_residuals() const { return config.compression().error && messages.num_residuals > 0; }
-  int64_t snapshot_bytes = 0;  // host's copy of the rank's state (TrainingStep::copy_state); 0: there is none
+  int64_t snapshot_bytes = 0;  // memory of TrainingStep::take_snapshot_memory; 0: there is none
+  int64_t cloned_bytes = 0;    // part of the working files that a checkpoint clones; 0: it copies all state
   ExpertRank experts;          // the rank among those that share experts
 };
 

@@ -264,6 +264,7 @@ MemoryPlan StepParts::taken() const {
   }
   MemoryPlan beside;  // state that is away
   parameters->state_layout().add_away(beside);
+  beside.on(MemoryPlace::disk)[MemoryClass::snapshot] = snapshot ? design->cloned_bytes : 0;
   taken += beside;
   // The arena of optimizer state has all that is away on the host.
   taken.on(MemoryPlace::pinned_host)[MemoryClass::optimizer] -= beside.total(MemoryPlace::pinned_host);
@@ -327,7 +328,7 @@ void StepParts::return_weights(int64_t unit) {
 
 bool StepParts::is_on_host(const void* value) const {
   if (!beside_gpu) return false;
-  if (AwayState::holds(value)) return true;
+  if (is_away_address(value)) return true;
   const DeviceMemory& memory = memory_of_updates(MemoryClass::optimizer);
   const auto* const at = static_cast<const std::byte*>(value);
   return !std::less<>()(at, memory.data()) && std::less<>()(at, memory.data() + memory.bytes());

@@ -52,7 +52,7 @@ bool TrainingStep::has_state_away() const { return parts_->away != nullptr; }
 bool TrainingStep::is_on_host(const void* value) const { return parts_->is_on_host(value); }
 
 const std::byte* TrainingStep::fetched(const void* value) const {
-  return AwayState::holds(value) ? parts_->away->fetched(value) : static_cast<const std::byte*>(value);
+  return is_away_address(value) ? parts_->away->fetched(value) : static_cast<const std::byte*>(value);
 }
 
 const ParameterStore& TrainingStep::parameters() const { return *parts_->parameters; }
@@ -66,7 +66,7 @@ const StepStatistics& TrainingStep::statistics() const { return parts_->statisti
 float* TrainingStep::residuals_at(int64_t buffer) const { return parts_->residuals_at(buffer); }
 
 void TrainingStep::read_state(void* to, const void* from, int64_t bytes) const {
-  if (AwayState::holds(from) || is_on_host(from)) {
+  if (is_away_address(from) || is_on_host(from)) {
     std::memcpy(to, fetched(from), bytes);
   } else {
     backend_.download(to, from, bytes);
@@ -74,11 +74,11 @@ void TrainingStep::read_state(void* to, const void* from, int64_t bytes) const {
 }
 
 void TrainingStep::write_state(void* to, const void* from, int64_t bytes) const {
-  if (!AwayState::holds(to) && is_on_host(to)) {
+  if (!is_away_address(to) && is_on_host(to)) {
     std::memcpy(to, from, bytes);
     return;
   }
-  if (!AwayState::holds(to)) return backend_.upload(to, from, bytes);
+  if (!is_away_address(to)) return backend_.upload(to, from, bytes);
   std::memcpy(parts_->away->fetched(to), from, bytes);
   parts_->away->change();
 }
@@ -88,7 +88,10 @@ std::vector<StateSlice> TrainingStep::state(bool written_only) const {
   return parts_->parameters->state(written_only);
 }
 
-void TrainingStep::take_snapshot_memory() { parts_->snapshot.emplace(backend_, design_->snapshot_bytes); }
+void TrainingStep::take_snapshot_memory() {
+  const int64_t of_clones = design_->cloned_bytes > 0 ? AwayClone::memory_bytes(*parts_->parameters) : 0;
+  parts_->snapshot.emplace(backend_, design_->snapshot_bytes, of_clones);
+}
 
 std::vector<StateSlice> TrainingStep::residuals() const {
   std::vector<StateSlice> pieces;
@@ -124,9 +127,20 @@ std::vector<StateSlice> TrainingStep::written_state() const {
 }
 
 std::vector<StateSlice> TrainingStep::copy_state() {
-  return parts_->snapshot->copy(written_state(), parts_->parameters->columns(), [this](const void* value) {
-    return AwayState::holds(value) || is_on_host(value) ? fetched(value) : nullptr;
-  });
+  const StateLayout& layout = parts_->parameters->state_layout();
+  return parts_->snapshot->copy(
+      written_state(), parts_->parameters->columns(), [&](const void* value) -> StateSnapshot::Source {
+        if (design_->cloned_bytes > 0 && is_away_address(value) &&
+            layout.lands(layout.find_away(offset_away(value)).unit))
+          return {.is_cloned = true};
+        return {.on_host = is_away_address(value) || is_on_host(value) ? fetched(value) : nullptr};
+      });
+}
+
+TrainingStep::ReadClone TrainingStep::clone_state() {
+  if (design_->cloned_bytes == 0) return {};
+  return [clone = parts_->away->clone(parts_->snapshot->clone_memory())](
+             const void* address, int64_t bytes, const Take& take) { clone->read(address, bytes, take); };
 }
 
 uint32_t TrainingStep::weights_checksum(ReplicaGroup replicas) const {
@@ -193,7 +207,7 @@ void TrainingStep::initialize_weights(const StateSlice& piece) {
   const bool in_rows = piece.shape.size() == 2 && piece.shape[1] < tensor_cols;
   const int64_t cols = in_rows ? piece.shape[1] : piece.count();
   const auto landed = [this](auto* values) {
-    if (!AwayState::holds(values)) return values;
+    if (!is_away_address(values)) return values;
     auto* const at = reinterpret_cast<decltype(values)>(parts_->away->fetched(values));
     parts_->away->change();
     return at;

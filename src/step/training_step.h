@@ -141,11 +141,21 @@ class TrainingStep {
   // steps; null if none are kept.
   float* residuals_at(int64_t buffer) const;
   const ParameterStore& parameters() const;
-  // Takes the memory of copy_state. Not collective. THROWS as the constructor.
+  // Takes the host memory of copy_state, and of reading the values of clone_state. Not collective. THROWS as the
+  // constructor.
   void take_snapshot_memory();
-  // Copies the part of the state that this rank writes to a checkpoint, written_state(): see StateSnapshot::copy. Not
-  // collective. REQUIRES: take_snapshot_memory was called.
+  // Copies the part of the state that this rank writes to a checkpoint, written_state(): see StateSnapshot::copy.
+  // Values on disk are not copied if StepDesign::cloned_bytes > 0. Not collective. REQUIRES: take_snapshot_memory was
+  // called.
   std::vector<StateSlice> copy_state();
+  // Clones the values on disk that copy_state does not copy, and returns a function that reads such a value by its
+  // address: it calls `take` with the bytes, front to back in pieces, each valid until `take` returns. Empty if
+  // copy_state copies all. The clone lasts as long as the function, at most as long as this object. Not collective.
+  // THROWS as StoredFiles::clone; the function as StoredFiles::read. REQUIRES: take_snapshot_memory was called, and no
+  // other clone exists.
+  using Take = std::function<void(const std::byte*, int64_t)>;
+  using ReadClone = std::function<void(const void* address, int64_t bytes, const Take& take)>;
+  ReadClone clone_state();
   // Returns the CRC-32C of the weights of which the ranks of a group have replicas. 0 with ZeRO 3, where no two ranks
   // hold the same weights. Not collective.
   uint32_t weights_checksum(ReplicaGroup replicas) const;

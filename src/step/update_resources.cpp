@@ -2,6 +2,9 @@
 
 #include <filesystem>
 #include <fmt/format.h>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "base/control_group.h"
 #include "parallel/away_state.h"
@@ -19,13 +22,24 @@ UpdateResources::UpdateResources(const StepDesign& design, Backend& ops, int64_t
   if (!design.choices.keeps_state_on_disk()) return;
   const ParameterStore store(*design.spec, *design.shards, design.layout, design.sharding, {}, design.columns,
                              design.choices.optimizer_state);
-  const std::vector<std::string> folders = design.config.memory.disk_folders();
+  const std::vector<std::string> names = design.config.memory.disk_folders();
+  const std::vector<std::filesystem::path> folders(names.begin(), names.end());
+  const std::string owner = fmt::format("rank-{}", rank);
+  std::vector<StoredPiece> pieces = stored_pieces(store);
   files_ =
-      std::make_unique<WorkingFiles>(WorkingFilesOptions{.folders = {folders.begin(), folders.end()},
-                                                         .owner = fmt::format("rank-{}", rank),
+      std::make_unique<WorkingFiles>(WorkingFilesOptions{.folders = folders,
+                                                         .owner = owner,
                                                          .depth = static_cast<int>(design.config.memory.disk_depth),
                                                          .transfer_bytes = design.config.memory.disk_transfer_bytes},
-                                     stored_pieces(store));
+                                     pieces);
+  if (design.cloned_bytes == 0) return;
+  // Clones take space as the working files change: finds out now whether there is room, and frees it.
+  pieces.resize(num_saved_pieces(store));
+  const StoredFiles room(
+      {.folders = folders,
+       .owner = owner,
+       .purpose = "clones of working files, beside these (memory.disk_clones = \"never\" takes none)"},
+      std::move(pieces));
 }
 
 }  // namespace gptrain::step

@@ -14,7 +14,7 @@ class UpdateResources {
  public:
   // Creates nothing if all of the design's state is in the memory of the ops. Borrows `ops`, the device's backend
   // without a log (RunContext::device). `threads`: threads of the rank; 0: those of the backend. THROWS as the
-  // constructor of WorkingFiles.
+  // constructor of WorkingFiles, also if clones of them would have no room.
   UpdateResources(const StepDesign& design, Backend& ops, int64_t rank, int threads = 0);
 
   // Returns the backend and the files of the updates, which this object owns, and the GPU; null for those that do not

@@ -1,55 +1,25 @@
 #include "storage/working_files.h"
 
 #include <algorithm>
-#include <atomic>
-#include <cerrno>
 #include <cstring>
-#include <fcntl.h>
-#include <fmt/format.h>
-#include <stdexcept>
-#include <unistd.h>
 #include <utility>
 
 #include "base/crc32c.h"
 #include "base/error.h"
 #include "base/event.h"
-#include "base/process_limits.h"
 #include "base/thread.h"
-#include "base/units.h"
 
 namespace gptrain::inline storage {
-namespace {
-
-constexpr std::string_view disk_key = "memory.disk_path";
-
-std::string size_text(int64_t bytes) { return format_bytes(static_cast<double>(bytes)); }
-
-}  // namespace
-
-int64_t stored_bytes(const std::vector<StoredPiece>& pieces) {
-  int64_t bytes = 0;
-  for (const StoredPiece& piece : pieces) bytes += piece.bytes;
-  return bytes;
-}
 
 WorkingFiles::WorkingFiles(const WorkingFilesOptions& options, std::vector<StoredPiece> pieces)
     : transfer_bytes_(options.transfer_bytes),
       depth_(options.depth),
-      pieces_(std::move(pieces)),
-      files_(options.folders.size()),
+      files_({.folders = options.folders, .owner = options.owner}, std::move(pieces)),
       under_way_(depth_) {
-  if (options.folders.empty()) throw std::logic_error("working files need a folder");
-  lay_out();
   for (uint64_t tag = 0; tag < depth_; ++tag) free_tags_.push_back(tag);
-  try {
-    for (size_t i = 0; i < files_.size(); ++i) open(options.folders[i], options.owner, files_[i]);
-    if (options.may_use_uring) queue_ = make_uring_queue(options.depth);
-    if (queue_ == nullptr) queue_ = make_thread_queue(options.depth);
-    thread_ = start_thread("serves working files", [this] { work(); });
-  } catch (...) {
-    close_all();
-    throw;
-  }
+  if (options.may_use_uring) queue_ = make_uring_queue(options.depth);
+  if (queue_ == nullptr) queue_ = make_thread_queue(options.depth);
+  thread_ = start_thread("serves working files", [this] { work(); });
 }
 
 WorkingFiles::~WorkingFiles() {
@@ -59,65 +29,6 @@ WorkingFiles::~WorkingFiles() {
     asked_.notify_all();
   }
   thread_.join();
-  queue_.reset();
-  close_all();
-}
-
-// Assigns each block a file and an offset: one file after the other, so that all drives work on a piece.
-void WorkingFiles::lay_out() {
-  size_t file = 0;
-  for (const StoredPiece& piece : pieces_) {
-    first_block_.push_back(blocks_.size());
-    for (int64_t at = 0; at < piece.bytes; at += block_bytes) {
-      const int64_t bytes = std::min(block_bytes, piece.bytes - at);
-      blocks_.push_back({.file = file, .offset = files_[file].bytes, .bytes = bytes, .crc = 0});
-      files_[file].bytes += bytes;
-      file = (file + 1) % files_.size();
-    }
-  }
-  first_block_.push_back(blocks_.size());
-}
-
-// Removes the name at once, so that the file goes with the process, however that ends.
-void WorkingFiles::open(const std::filesystem::path& folder, const std::string& owner, File& file) const {
-  static std::atomic<int64_t> number = 0;
-  const auto refuse = [&](std::string_view what, int error) {
-    throw Error(ExitCode::checkpoint, "{}: {} in {}: {}", disk_key, what, folder.string(), std::strerror(error));
-  };
-  // A power loss may leave the name that a process with the same number had.
-  do {
-    file.name = (folder / fmt::format("gptrain-{}-{}-{}.state", getpid(), number++, owner)).string();
-    file.descriptor = ::open(file.name.c_str(), O_RDWR | O_CREAT | O_EXCL | O_DIRECT | O_CLOEXEC, 0600);
-  } while (file.descriptor < 0 && errno == EEXIST);
-  if (file.descriptor < 0 && errno == EINVAL) {
-    unlink(file.name.c_str());
-    throw Error(ExitCode::checkpoint,
-                "{}: the file system of {} does not allow reading and writing past the page cache (O_DIRECT); name a "
-                "folder on a local disk (ext4, XFS)",
-                disk_key, folder.string());
-  }
-  if (file.descriptor < 0) refuse("cannot make a working file", errno);
-  if (unlink(file.name.c_str()) != 0) refuse("cannot remove the name of a working file", errno);
-  if (file.bytes == 0) return;
-  int error = 0;
-  do {
-    error = posix_fallocate(file.descriptor, 0, file.bytes);
-  } while (error == EINTR);
-  if (error == EFBIG) require_file_size(file.bytes, fmt::format("a working file of {}", disk_key));
-  if (error == ENOSPC || error == EFBIG || error == EDQUOT) {
-    const bool has_freed = ftruncate(file.descriptor, 0) == 0;  // part of the space may have been reserved
-    std::error_code ignored;
-    const auto space = std::filesystem::space(folder, ignored);
-    throw Error(ExitCode::checkpoint, "{}: {} has no room for {} of working files ({} are free): {}", disk_key,
-                folder.string(), size_text(file.bytes),
-                ignored || !has_freed ? "?" : size_text(static_cast<int64_t>(space.available)), std::strerror(error));
-  }
-  if (error != 0) refuse("cannot reserve a working file's space", error);
-}
-
-void WorkingFiles::close_all() {
-  for (const File& file : files_)
-    if (file.descriptor >= 0) close(file.descriptor);
 }
 
 void WorkingFiles::lend(const std::vector<std::span<std::byte>>& memory) {
@@ -132,13 +43,13 @@ WorkingFiles::Ticket WorkingFiles::begin_write(size_t piece, const std::byte* fr
 }
 
 WorkingFiles::Ticket WorkingFiles::begin(size_t piece, std::byte* data, bool writes) {
-  const size_t num_blocks = first_block_[piece + 1] - first_block_[piece];
+  const size_t num_blocks = files_.num_blocks(piece);
   if (num_blocks == 0) return done;
   auto job = std::make_unique<Job>();
   job->piece = piece;
   job->writes = writes;
   job->data = data;
-  for (size_t block = 0; block < num_blocks; ++block) job->left.push_back(block_of(piece, block).bytes);
+  for (size_t block = 0; block < num_blocks; ++block) job->left.push_back(files_.block(piece, block).bytes);
   std::unique_lock lock(mutex_);
   throw_failure(lock);
   job->ticket = ++last_;
@@ -223,7 +134,7 @@ void WorkingFiles::work() {
 
 void WorkingFiles::begin_transfer(Job& job) {
   const auto number = static_cast<size_t>(job.begun / block_bytes);
-  Block& block = block_of(job.piece, number);
+  StoredFiles::Block& block = files_.block(job.piece, number);
   const int64_t in_block = job.begun % block_bytes;
   if (job.begun == 0) job.times.start = steady_seconds();
   if (in_block == 0 && job.writes) block.crc = crc32c(job.data + job.begun, block.bytes);
@@ -234,11 +145,11 @@ void WorkingFiles::begin_transfer(Job& job) {
   ++job.under_way;
   std::byte* const data = job.data + job.begun;
   job.begun += bytes;
-  if (job.begun == pieces_[job.piece].bytes) {
+  if (job.begun == pieces()[job.piece].bytes) {
     const std::lock_guard lock(mutex_);
     std::erase(waiting_[job.writes ? 1 : 0], &job);
   }
-  queue_->begin({.descriptor = files_[block.file].descriptor,
+  queue_->begin({.descriptor = files_.descriptor(block),
                  .writes = job.writes,
                  .offset = block.offset + in_block,
                  .data = data,
@@ -246,32 +157,17 @@ void WorkingFiles::begin_transfer(Job& job) {
                 tag);
 }
 
-std::string WorkingFiles::text_of(const Job& job, size_t block) const {
-  const Block& of = blocks_[first_block_[job.piece] + block];
-  return fmt::format("the working file {} ({}, block {} at byte {})", files_[of.file].name, pieces_[job.piece].name,
-                     block, of.offset);
-}
-
-void WorkingFiles::check_block(const Job& job, size_t block) const {
-  const Block& of = blocks_[first_block_[job.piece] + block];
-  const std::byte* const data = job.data + static_cast<int64_t>(block) * block_bytes;
-  if (crc32c(data, of.bytes) == of.crc) return;
-  throw Error(ExitCode::checkpoint,
-              "{} has other bytes than were written there: its drive or memory is faulty; resume from the last "
-              "checkpoint, on another drive if it happens again",
-              text_of(job, block));
-}
-
 void WorkingFiles::end_transfer(const EndedTransfer& ended) {
   const auto [job, block, bytes] = under_way_[ended.tag];
   free_tags_.push_back(ended.tag);
   --job->under_way;
   if (ended.error != 0)
-    throw Error(ExitCode::checkpoint, "cannot {} {}: {}", job->writes ? "write" : "read", text_of(*job, block),
-                std::strerror(ended.error));
+    throw Error(ExitCode::checkpoint, "cannot {} {}: {}", job->writes ? "write" : "read",
+                files_.text_of(job->piece, block), std::strerror(ended.error));
   job->left[block] -= bytes;
-  if (job->left[block] == 0 && !job->writes) check_block(*job, block);
-  if (job->begun < pieces_[job->piece].bytes || job->under_way > 0) return;
+  if (job->left[block] == 0 && !job->writes)
+    files_.check(job->piece, block, job->data + static_cast<int64_t>(block) * block_bytes);
+  if (job->begun < pieces()[job->piece].bytes || job->under_way > 0) return;
   const std::lock_guard lock(mutex_);
   job->times.end = steady_seconds();
   job->over = true;

@@ -19,17 +19,9 @@
 #include <vector>
 
 #include "storage/io_queue.h"
+#include "storage/stored_files.h"
 
 namespace gptrain::inline storage {
-
-// A piece of state, which is read and written whole.
-struct StoredPiece {
-  std::string name;   // for messages: "unit 3"
-  int64_t bytes = 0;  // a multiple of page_bytes
-};
-
-// Returns the bytes that pieces take on the disk.
-int64_t stored_bytes(const std::vector<StoredPiece>& pieces);
 
 struct WorkingFilesOptions {
   std::vector<std::filesystem::path> folders;  // one on each drive; blocks go to all of them in turn
@@ -44,7 +36,7 @@ struct WorkingFilesOptions {
 // a checksum (CRC-32C) in memory, which is compared when the block is read. All methods may be called by any thread.
 class WorkingFiles {
  public:
-  static constexpr int64_t block_bytes = int64_t{4} << 20;
+  static constexpr int64_t block_bytes = StoredFiles::block_bytes;
 
   // Reserves the files' space, one file in each folder, and starts the thread. THROWS Error(checkpoint) if a folder is
   // missing, cannot be written, lacks the space, or does not allow O_DIRECT; Error(machine) if a thread cannot start.
@@ -79,19 +71,11 @@ class WorkingFiles {
   void write(size_t piece, const std::byte* from) { wait(begin_write(piece, from)); }
 
   std::string_view method() const { return queue_->method(); }  // "io_uring" or "threads"
-  const std::vector<StoredPiece>& pieces() const { return pieces_; }
+  const std::vector<StoredPiece>& pieces() const { return files_.pieces(); }
+  // As StoredFiles::clone.
+  std::unique_ptr<StoredFiles> clone(size_t num_pieces) const { return files_.clone(num_pieces); }
 
  private:
-  struct File {
-    int descriptor = -1;
-    std::string name;  // for messages
-    int64_t bytes = 0;
-  };
-  struct Block {
-    size_t file = 0;
-    int64_t offset = 0, bytes = 0;
-    uint32_t crc = 0;
-  };
   struct Job {
     Ticket ticket = done;
     size_t piece = 0;
@@ -104,27 +88,18 @@ class WorkingFiles {
     bool over = false;
   };
 
-  void lay_out();
-  void open(const std::filesystem::path& folder, const std::string& owner, File& file) const;
-  void close_all();
   Ticket begin(size_t piece, std::byte* data, bool writes);
   void work();
   Job* next_job();
   void begin_transfer(Job& job);
   void end_transfer(const EndedTransfer& ended);
-  void check_block(const Job& job, size_t block) const;
   void fail(std::exception_ptr failure);
   void end_failure();
   void throw_failure(std::unique_lock<std::mutex>& lock);
-  std::string text_of(const Job& job, size_t block) const;
-  Block& block_of(size_t piece, size_t number) { return blocks_[first_block_[piece] + number]; }
 
   const int64_t transfer_bytes_;
   const size_t depth_;
-  const std::vector<StoredPiece> pieces_;
-  std::vector<File> files_;
-  std::vector<Block> blocks_;
-  std::vector<size_t> first_block_;  // by piece
+  StoredFiles files_;
   std::unique_ptr<IoQueue> queue_;
   // Transfers under way by tag, used by the thread only.
   struct UnderWay {

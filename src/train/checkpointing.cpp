@@ -230,7 +230,9 @@ void Checkpointing::step_is_over(const RunProgress& progress, bool doubtful, boo
                 progress.step, format_duration(seconds_since(began)), before);
   }
   step_.catch_up();
-  copied_ = std::make_unique<Writing>(begin_writing(progress, step_.copy_state(), nullptr, began));
+  std::unique_ptr<SliceMemory> clone = make_clone_memory(step_);
+  copied_ = std::make_unique<Writing>(begin_writing(progress, step_.copy_state(), clone.get(), began));
+  copied_->clone = std::move(clone);
   reporter_.note_checkpoint_cost(seconds_since(began));
 }
 
@@ -270,7 +272,8 @@ Checkpointing::Writing Checkpointing::begin_writing(const RunProgress& progress,
   save.manifest.run = data_.record;
   const LowestLoss lowest_before = lowest_loss_;
   save.manifest.progress.lowest_loss = lowest_loss_.add(progress, context_.config.data.phases);
-  return {.save = std::move(save),
+  return {.clone = nullptr,
+          .save = std::move(save),
           // A doubtful state removes no good checkpoint.
           .retains = !doubtful_ && progress.skipped_in_a_row == 0,
           .known = folder_.fault().empty() ? known_ : std::vector<CheckpointInfo>(),

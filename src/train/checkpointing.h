@@ -30,8 +30,9 @@ namespace gptrain::inline train {
 //
 // A save is one piece of work: all ranks write a StateSave, it becomes durable and gets its name, and the checkpoints
 // that retention no longer keeps are removed. With checkpoint.asynchronous the StateSave refers to a copy of the state,
-// and a thread does the work beside the steps, over a group of its own; at most one save at a time. Otherwise, and when
-// the run ends, the StateSave refers to the state itself, and the rank's thread does the work at once.
+// or to clones of its working files, and a thread does the work beside the steps, over a group of its own; at most one
+// save at a time. Otherwise, and when the run ends, the StateSave refers to the state itself, and the rank's thread
+// does the work at once.
 //
 // A save that fails beside the steps fails on all ranks, but they notice at different times. A rank that notices asks
 // for a stop (has_failed). The error becomes a fault of the run's folder at a point that all ranks reach: before the
@@ -57,8 +58,8 @@ class Checkpointing {
   // time to ask rank 0 whether checkpoint.every_seconds does. Not collective.
   bool is_due(int64_t step) const;
   // Call first after each step; `progress` includes the step. If an asynchronous checkpoint is due, waits for the
-  // previous one and copies the state. A step that leaves the state `doubtful`, or unlike weights on the ranks, puts
-  // the checkpoint off to a later step.
+  // previous one and copies or clones the state. A step that leaves the state `doubtful`, or unlike weights on the
+  // ranks, puts the checkpoint off to a later step.
   // After the `last` step of this call of gptrain nothing is copied, as save_at_end saves the state.
   void step_is_over(const RunProgress& progress, bool doubtful, bool last);
   // Saves the checkpoint if one is due, or starts to write it beside the steps. A save that fails is a fault of the
@@ -89,6 +90,7 @@ class Checkpointing {
 
   // A save, from its start until the rank's thread has handled its end.
   struct Writing {
+    std::unique_ptr<SliceMemory> clone;  // memory of the slices if state on disk was cloned; else null
     StateSave save;
     bool retains = false;  // removes older checkpoints at its end
     std::vector<CheckpointInfo>

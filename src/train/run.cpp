@@ -29,6 +29,7 @@
 #include "step/device.h"
 #include "step/plan_step.h"
 #include "step/step_profiler.h"
+#include "storage/stored_files.h"
 #include "train/file_sizes.h"
 #include "train/idle_ranks.h"
 #include "train/loop.h"
@@ -120,6 +121,23 @@ int64_t ranks_per_node(const World& world) {
   return each;
 }
 
+// Sets MemoryConfig::clones_files: all ranks clone their working files, or none does. THROWS Error(checkpoint) if a
+// file system cannot and memory.disk_clones asks for it. Collective over `all`.
+void choose_disk_clones(MemoryConfig& memory, const CheckpointConfig& saving, Communicator* all, const World& world) {
+  if (!memory.uses_disk() || !saving.keeps_snapshot() || memory.disk_clones == DiskClones::never) return;
+  const bool is_asked = memory.disk_clones == DiskClones::always;
+  const std::vector<std::string> obstacles = agree(all, world, [&] {
+    std::string obstacle = clone_obstacle(memory.disk_folders());
+    if (is_asked && !obstacle.empty())
+      throw Error(ExitCode::checkpoint, "{} (\"auto\" copies the state to memory instead)", obstacle);
+    return obstacle;
+  });
+  const auto found = std::find_if(obstacles.begin(), obstacles.end(), [](const auto& text) { return !text.empty(); });
+  memory.clones_files = found == obstacles.end();
+  if (world.rank() == 0 && !memory.clones_files)
+    print_out("checkpoints copy the state on disk to memory: {}\n", *found);
+}
+
 // Gives free memory of the heap back to the system, now and whenever a large piece is freed: a plan does not count it,
 // and a run whose state is on disk plans little beside.
 void return_freed_memory() {
@@ -140,6 +158,7 @@ ExitCode run_rank(RunConfig config, const TrainOptions& options, const StopSigna
   const int local_ranks = ranks_on_this_host(world);
   const int threads = threads_of_rank(config.run.threads, options.ranks, local_ranks);
   Communicator* const all = groups.group(GroupKind::world);
+  choose_disk_clones(config.memory, config.checkpoint, all, world);
   agree_on(all, world, [&] { require_threads(threads - 1); });
   const RankDevice device = open_device(config, all, world, threads);
   groups.use_memory_of(*device.backend, device.exclusive, config.comm.timeout_seconds);

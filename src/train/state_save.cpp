@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 #include <fmt/format.h>
+#include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <utility>
 
@@ -15,6 +17,7 @@
 #include "comm/texts.h"
 #include "config/load.h"
 #include "ops/side_queue.h"
+#include "parallel/away_state.h"
 #include "parallel/gradient_sums.h"
 #include "parallel/island_average.h"
 
@@ -73,7 +76,26 @@ class AwaySlices final : public SliceMemory {
   std::optional<DeviceState> device_;  // empty on a CPU
 };
 
+// Reads host memory and clones of working files.
+class ClonedSlices final : public SliceMemory {
+ public:
+  explicit ClonedSlices(TrainingStep::ReadClone clone) : clone_(std::move(clone)) {}
+  void read(const std::byte* from, int64_t bytes, const Take& take) override {
+    if (!is_away_address(from)) return take(from, bytes);
+    clone_(from, bytes, take);
+  }
+  void write(std::byte*, const std::byte*, int64_t) override { throw std::logic_error("clones are only read"); }
+
+ private:
+  const TrainingStep::ReadClone clone_;
+};
+
 }  // namespace
+
+std::unique_ptr<SliceMemory> make_clone_memory(TrainingStep& step) {
+  TrainingStep::ReadClone clone = step.clone_state();
+  return clone ? std::make_unique<ClonedSlices>(std::move(clone)) : nullptr;
+}
 
 std::unique_ptr<SliceMemory> make_slice_memory(const TrainingStep& step) {
   if (step.has_state_away()) return std::make_unique<AwaySlices>(step);

@@ -22,6 +22,10 @@ enum class StatePart { all, weights };
 // outlive it.
 std::unique_ptr<SliceMemory> make_slice_memory(const TrainingStep& step);
 
+// Returns the access of slices to the clone of a step's values on disk (TrainingStep::clone_state), which it makes, and
+// to host memory; null if the step clones none. The step must outlive it.
+std::unique_ptr<SliceMemory> make_clone_memory(TrainingStep& step);
+
 // Returns the slices of the weights and, unless `part` is weights, of the optimizer's columns and of the errors and
 // factors of compressed gradients, in the memory that `pieces` name.
 std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSlice>& pieces, StatePart part,

@@ -1,14 +1,17 @@
 // Optimizer state, weights and gradients on disk give the same bits as in memory, in the planned memory.
 #include <algorithm>
 #include <cmath>
+#include <mutex>
 #include <string>
 #include <vector>
 
 #include "catch.h"
 #include "model_fixture.h"
+#include "parallel/away_state.h"
 #include "same_outcomes.h"
 #include "some_cases.h"
 #include "touched.h"
+#include "train/state_save.h"
 #include "unit/temporary_folder.h"
 
 namespace test_disk_state {
@@ -65,7 +68,92 @@ Outcome train_delayed(const SmallLayout& layout, const Overrides& more, int step
   return train_on_ranks(config, layout.world_size(), steps, nullptr, 0, wrapping);
 }
 
+// Returns the values of slices, one behind the other.
+std::vector<std::byte> bytes_of(const std::vector<Slice>& slices) {
+  std::vector<std::byte> all;
+  const auto take = [&](const std::byte* data, int64_t bytes) { all.insert(all.end(), data, data + bytes); };
+  for (const Slice& slice : slices) {
+    const auto* const data = static_cast<const std::byte*>(slice.data);
+    if (slice.memory == nullptr) {
+      take(data, slice.bytes());
+    } else {
+      slice.memory->read(data, slice.bytes(), take);
+    }
+  }
+  return all;
+}
+
+// Returns the bytes that copies of values in memory take.
+int64_t copied_bytes(const std::vector<StateSlice>& pieces, const StateColumns& columns) {
+  int64_t total = 0;
+  const auto add = [&](const void* values, int64_t bytes) {
+    if (values != nullptr && !is_away_address(values)) total += align_up(bytes);
+  };
+  for (const StateSlice& piece : pieces) {
+    for (const float* const values : {piece.weight, piece.residual, piece.factor})
+      add(values, piece.count() * dtype_bytes(DType::f32));
+    add(piece.narrow_weight, piece.count() * dtype_bytes(DType::bf16));
+    for (size_t i = 0; i < piece.columns.size(); ++i) add(piece.columns[i], piece.column_bytes(columns[i]));
+  }
+  return total;
+}
+
+// Compares a copy and a clone of the state with the state at their time, after more steps.
+void check_clone(const SmallLayout& layout, const Overrides& more) {
+  const TemporaryFolder one, two;
+  const Overrides clones = {"memory.offload_optimizer=disk", "memory.disk_clones=always", "checkpoint.every_steps=1",
+                            "memory.disk_path=" + one.path().string() + ":" + two.path().string()};
+  const RunConfig config = config_of(layout, joined({more, clones}));
+  std::mutex mutex;
+  on_ranks(config, layout.world_size(), nullptr, {}, [&](RankContext& rank) {
+    TrainingStep& step = rank.step;
+    RandomBatches batches(config, 0, rank.groups);
+    step.run(1e-3, batches);
+    step.take_snapshot_memory();
+    step.catch_up();
+    const auto present = [&] {
+      const auto memory = make_slice_memory(step);
+      return bytes_of(slices_of(step, step.written_state(), StatePart::all, memory.get()));
+    };
+    const std::vector<std::byte> before = present();
+    step.run(1e-3, batches);  // reads ahead
+    step.catch_up();
+    const auto clone = make_clone_memory(step);
+    const std::vector<StateSlice> copy = step.copy_state();
+    const std::vector<std::byte> saved = present();
+    for (int i = 0; i < 2; ++i) step.run(1e-3, batches);
+    const std::vector<std::byte> found = bytes_of(slices_of(step, copy, StatePart::all, clone.get()));
+    const std::lock_guard lock(mutex);
+    CHECK((saved != before));
+    CHECK((found == saved));
+    CHECK((present() != saved));
+    CHECK(step.taken() == rank.plan.memory().arenas);
+    const StepDesign& design = step.design();
+    CHECK(design.cloned_bytes > 0);
+    CHECK(copied_bytes(copy, step.parameters().columns()) ==
+          design.snapshot_bytes - AwayClone::memory_bytes(step.parameters()));
+  });
+}
+
 }  // namespace
+
+// Run where tests/crash/test_disk_clones.py mounts a file system that clones.
+TEST_CASE("a clone of state on disk stays as it was when steps go on", "[.clones]") {
+  for (const Overrides& optimizer : optimizers) {
+    for (const char* precision : {"fp32", "bf16", "bf16-pure"}) {
+      INFO(optimizer.front() << " " << precision);
+      const Overrides more = joined({optimizer, {std::string("precision.compute=") + precision}});
+      check_clone({1, 2, {"parallel.zero=1"}}, more);
+      check_clone({1, 2, {"parallel.zero=3"}}, joined({more, parameters}));
+    }
+  }
+  check_clone({1, 1, {}}, joined({{"precision.compute=bf16"}, parameters, gradients}));
+  check_clone({1, 1, {}}, joined({{"precision.compute=bf16-pure"}, parameters, gradients}));
+  check_clone({1, 2, {"parallel.zero=1"}}, {"memory.offload_optimizer_share=0.5"});
+  check_clone({1, 2, {"parallel.zero=2"}}, {R"(comm.compression={"kind": "int8", "min_elements": 1000})"});
+  check_clone({.tensor = 1, .data = 1, .overrides = {"model.tied_head=true"}, .pipeline = 2}, {"memory.disk_units=50"});
+  check_clone({1, 2, {"parallel.zero=1"}}, {"memory.offload_update=delayed"});
+}
 
 TEST_CASE("a step of a run with delayed updates computes with the weights before the last update") {
   const SmallLayout layout{1, 1, {}};

@@ -176,6 +176,43 @@ TEST_CASE("names that a power loss has left are no obstacle") {
   CHECK(std::distance(fs::directory_iterator(folder.path()), {}) == 100);
 }
 
+// Runs where tests/crash/test_disk_clones.py mounts a file system that clones.
+TEST_CASE("a clone keeps the bytes of its time, and its blocks are checked", "[.clones]") {
+  const TemporaryFolder one, two;
+  const std::vector folders = {one.path(), two.path()};
+  REQUIRE(clone_obstacle({one.path().string(), two.path().string()}) == "");
+  WorkingFiles files(options_of(folders), pieces);
+  Pages first(pieces[1].bytes), second(pieces[1].bytes), read(WorkingFiles::block_bytes);
+  first.fill(1);
+  second.fill(2);
+  for (const size_t piece : {0, 1, 3}) files.write(piece, first.data());
+  const std::unique_ptr<StoredFiles> clone = files.clone(2);
+  CHECK(file_names(one.path()).empty());
+  for (const size_t piece : {0, 1, 3}) files.write(piece, second.data());
+  for (const size_t piece : {0, 1}) {
+    for (size_t number = 0; number < clone->num_blocks(piece); ++number) {
+      INFO(piece << " " << number);
+      clone->read(piece, number, read.data());
+      const auto bytes = static_cast<size_t>(clone->block(piece, number).bytes);
+      CHECK(std::memcmp(read.data(), first.data() + number * WorkingFiles::block_bytes, bytes) == 0);
+    }
+  }
+  CHECK_THROWS_AS(clone->read(3, 0, read.data()), Error);  // has no content in the clone
+  files.read(1, first.data());
+  CHECK(first == second);
+  const StoredFiles::Block& block = clone->block(1, 2);
+  REQUIRE(pwrite(clone->descriptor(block), second.data(), page_bytes, block.offset) == page_bytes);
+  CHECK(message_of([&] { clone->read(1, 2, read.data()); }).find("(unit 1, block 2 at byte ") != std::string::npos);
+}
+
+TEST_CASE("a folder whose files cannot be cloned is told by name") {
+  const TemporaryFolder folder;
+  const fs::path missing = folder.path() / "missing";
+  CHECK(clone_obstacle({folder.path().string(), missing.string()}) ==
+        fmt::format("memory.disk_path: cannot make a working file in {}: No such file or directory", missing.string()));
+  CHECK(fs::is_empty(folder.path()));
+}
+
 TEST_CASE("a folder that cannot hold working files is refused before the run") {
   const TemporaryFolder folder;
   const fs::path missing = folder.path() / "missing";
