@@ -30,7 +30,7 @@ struct ReductionContext {
 class GradientReducer {
  public:
   virtual ~GradientReducer() = default;
-  // Returns the number of phases of a unit's sums, 1 or 2 (UnitTraits::sum_phases).
+  // Returns the number of phases of a unit's sums (UnitTraits::sum_phases).
   virtual int phases(int64_t) const { return 1; }
   // Returns true if the first phase has ops that read the gradients, so that earlier sums of them must have ended.
   virtual bool begins_with_ops() const { return false; }

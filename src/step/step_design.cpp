@@ -90,7 +90,7 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model, c
                           .averages = program.averages};
   for (size_t unit = 0; unit < options.units.size(); ++unit) {
     options.units[unit].kind = design.spec->units[unit].kind;
-    if (in_islands || (compresses && design.messages.units[unit].is_coded())) options.units[unit].sum_phases = phases;
+    if (in_islands || (compresses && design.messages.units[unit].is_coded())) options.units[unit].sum_phases = static_cast<int8_t>(phases);
     set_recomputed(options.units[unit], static_cast<int32_t>(unit), choices[unit]);
     const LayerRecords& records = model.records(static_cast<int64_t>(unit));
     options.units[unit].uses = records.uses;

@@ -101,7 +101,7 @@ class Rank : testing::SummingRank {
       reinterpret_cast<float*>(of.whole)[at] = is_late(at, step) ? 0 : gradient_of(unit, at, rank_, step);
     });
     exchange.begin_sum(unit, of);
-    if (step >= freeze_step && messages_of(unit).is_coded()) exchange.go_on_with_sum(unit, of);
+    if (step >= freeze_step && messages_of(unit).is_coded()) exchange.go_on_with_sum(unit, of, 1);
     exchange.await_sum(unit, of, 0);
     optimizer.update(unit);
     exchange.end_step(unit);

@@ -77,7 +77,7 @@ class Rank : testing::SummingRank {
     ParameterExchange& exchange = kind == ZeroOneStep::variance ? plain : coded;
     if (!is_alone) {
       exchange.begin_sum(unit, of);
-      if (kind == ZeroOneStep::moment) exchange.go_on_with_sum(unit, of);
+      if (kind == ZeroOneStep::moment) exchange.go_on_with_sum(unit, of, 1);
       exchange.await_sum(unit, of, 0);
     }
     optimizer.measure();

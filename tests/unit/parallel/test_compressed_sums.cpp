@@ -97,7 +97,7 @@ class Rank : testing::SummingRank {
           gradients[matrices[m].first + i] =
               reference_gradient(static_cast<int64_t>(m), i, matrices[m].cols, rank_, static_cast<int64_t>(step));
       exchange.begin_sum(unit, of);
-      exchange.go_on_with_sum(unit, of);
+      exchange.go_on_with_sum(unit, of, 1);
       exchange.await_sum(unit, of, 0);
       exchange.end_step(unit);
       for (size_t m = 0; m < matrices.size(); ++m)
@@ -119,7 +119,7 @@ class Rank : testing::SummingRank {
     for (const LowRankMatrix& matrix : messages_.units[unit].as<UnitFactors>().matrices)
       for (int64_t i = 0; i < matrix.rows * matrix.cols; ++i) gradients[matrix.first + i] = gradient(matrix, i, rank_);
     exchange.begin_sum(unit, of);
-    exchange.go_on_with_sum(unit, of);
+    exchange.go_on_with_sum(unit, of, 1);
     exchange.await_sum(unit, of, 0);
     for (const LowRankMatrix& matrix : messages_.units[unit].as<UnitFactors>().matrices) {
       double off = 0, size = 0;
@@ -196,7 +196,7 @@ class Rank : testing::SummingRank {
     };
     for (int64_t i = 0; i < range(unit).elements; ++i) gradients[i] = gradient(i, rank_);
     exchange.begin_sum(unit, of);
-    exchange.go_on_with_sum(unit, of);
+    exchange.go_on_with_sum(unit, of, 1);
     exchange.await_sum(unit, of, 0);
     exchange.end_step(unit);
     expect(!messages_of(unit).as<UnitSketches>().matrices.empty(), "nothing is sketched");
@@ -296,7 +296,7 @@ class Rank : testing::SummingRank {
       }
       const ParameterExchange::Gradients of{whole, buffer.data()};
       exchange.begin_sum(unit, of);
-      if (messages.is_coded() && messages_.phases(sharding_.cuts_state()) == 2) exchange.go_on_with_sum(unit, of);
+      if (messages.is_coded() && messages_.phases(sharding_.cuts_state()) == 2) exchange.go_on_with_sum(unit, of, 1);
       exchange.await_sum(unit, of, micro_batch);
     }
     if (step == skipped_step) return;
