@@ -49,6 +49,11 @@ class GradientReducer {
 // 16-bit sums after both. Reducers call it. Collective over the unit's group.
 Lane::Ticket plain_sum(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype);
 
+// Begins to sum a unit's gradients over the ranks of this rank's node, in rank order. The sum of this rank's share, the
+// pieces of ranks with its place on all nodes, is then in its place in `gradients`. Collective over the group `node`.
+// REQUIRES: ranks communicate by node.
+Lane::Ticket sum_in_node(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype);
+
 // Returns the reducer of a group's units: sums in f32 or in Sharding::reduce.
 std::unique_ptr<GradientReducer> make_reducer(const ReductionContext& context, ReplicaGroup group);
 
