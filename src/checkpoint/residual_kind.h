@@ -8,8 +8,9 @@
 
 namespace gptrain::inline checkpoint {
 
-// Returns the part before the slash of the names of a data rank's errors, counted from 0.
-inline std::string residual_kind(int64_t data_rank) { return fmt::format("residual.{:03}", data_rank); }
+// Returns the part before the slash of the names of a copy of the errors, counted from 0: those of a data rank or, if
+// sums are compressed between nodes only, of a node.
+inline std::string residual_kind(int64_t copy) { return fmt::format("residual.{:03}", copy); }
 
 // Returns the part before the slash of the names of factors with `rank` vectors. `both`: of right and left factors.
 inline std::string factor_kind(int64_t rank, bool both) { return fmt::format("factor{}.{:02}", both ? "s" : "", rank); }

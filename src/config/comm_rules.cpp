@@ -35,6 +35,7 @@ class CommRules : Rules {
     check_keys();
     check_errors();
     check_layout();
+    if (compression().is_between_nodes()) check_nodes();
   }
 
  private:
@@ -86,6 +87,16 @@ class CommRules : Rules {
       refuse(fmt::format("of kind \"{}\" needs a share below {:.3g} to send less than plain sums of {} data ranks do",
                          facts().name, most, data_ranks()),
              fmt::format(R"({{"kind": "{}", "share": {:.2g}}})", facts().name, most / 4));
+  }
+
+  void check_nodes() {
+    if (!facts().sums_shares)
+      refuse(fmt::format("of kind \"{}\" needs between = \"all\": between nodes a rank sums a share of each layer, "
+                         "not whole matrices",
+                         facts().name),
+             R"({"kind": "int8", "between": "nodes"})");
+    if (sound({"comm.hierarchy"}) && config_.comm.hierarchy == CommHierarchy::flat)
+      fault("comm.hierarchy", "must be \"auto\" or \"node\" if comm.compression works between nodes", "\"auto\"");
   }
 
   void refuse(const std::string& rule, const std::string& nearest = "{}") const {

@@ -85,6 +85,7 @@ inline Json value_json(const CompressionConfig& compression) {
   if (compression.rank > 0) json["rank"] = compression.rank;
   if (compression.share > 0) json["share"] = compression.share;
   if (compression.alternate) json["alternate"] = true;
+  if (compression.is_between_nodes()) json["between"] = compressed_sums_names[static_cast<size_t>(compression.between)];
   return json;
 }
 
@@ -163,6 +164,7 @@ inline void set_value(const Json& json, CompressionConfig& compression) {
   compression.share = json.value("share", compression.facts().share);
   compression.error = json.value("error", compression.error);
   compression.alternate = json.value("alternate", compression.alternate);
+  compression.between = named<CompressedSums>(compressed_sums_names, json.value("between", "all"));
   compression.start_step = json.value("start_step", compression.start_step);
   compression.min_elements = json.value("min_elements", compression.min_elements);
 }

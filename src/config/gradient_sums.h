@@ -27,6 +27,7 @@ struct GradientSumKind {
   int64_t most_zero = 3;            // largest ZeRO stage
   bool has_whole_matrices = false;  // needs parallel.tensor = 1
   bool has_factors = false;         // keeps a factor of each matrix from step to step
+  bool sums_shares = false;         // can sum a share of a unit: any run of its elements
   // Returns the share from which on a rank sends as much as in plain sums; null: the kind has no share.
   double (*most_share)(int32_t rank, int64_t zero, int64_t data_ranks) = nullptr;
 };
@@ -37,8 +38,8 @@ constexpr double part_of_all_reduce(int64_t zero) { return zero == 0 ? 1.0 : 0.5
 
 constexpr EnumArray<GradientCodec, GradientSumKind, 7> gradient_sum_kinds = {{{
     {.name = "none"},
-    {.name = "int8", .help = "codes of 8 bits, with a scale for every 128 elements"},
-    {.name = "int4", .help = "codes of 4 bits, likewise", .bits = 4},
+    {.name = "int8", .help = "codes of 8 bits, with a scale for every 128 elements", .sums_shares = true},
+    {.name = "int4", .help = "codes of 4 bits, likewise", .bits = 4, .sums_shares = true},
     {.name = "powersgd",
      .help = "two factors of low rank for each matrix",
      .rank = 2,
@@ -76,17 +77,23 @@ constexpr EnumArray<GradientCodec, std::string_view, num_gradient_codecs> gradie
   return names;
 }();
 
+// Sums that are compressed: over all data ranks, or only those between nodes, of which each has been summed as it is.
+enum class CompressedSums : uint8_t { all, nodes };
+constexpr std::array<std::string_view, 2> compressed_sums_names = {"all", "nodes"};
+
 // Compression of gradients on their way between data ranks.
 struct CompressionConfig {
   GradientCodec kind = GradientCodec::none;
-  bool error = true;              // the error that compression makes is added to the next gradients
-  int32_t rank = 0;               // GradientSumKind::rank
-  double share = 0;               // GradientSumKind::share
-  bool alternate = false;         // a step sums one of the two factors only; the next step sums the other one
+  bool error = true;       // the error that compression makes is added to the next gradients
+  int32_t rank = 0;        // GradientSumKind::rank
+  double share = 0;        // GradientSumKind::share
+  bool alternate = false;  // a step sums one of the two factors only; the next step sums the other one
+  CompressedSums between = CompressedSums::all;
   int64_t start_step = 0;         // steps at the run's start that sum gradients as they are
   int64_t min_elements = 65'536;  // matrices with fewer elements are summed as they are
 
   bool is_on() const { return kind != GradientCodec::none; }
+  bool is_between_nodes() const { return between == CompressedSums::nodes; }
   const GradientSumKind& facts() const { return gradient_sum_kinds[kind]; }
 };
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <fmt/format.h>
+#include <string_view>
 
 #include "base/error.h"
 #include "config/axis_sizes.h"
@@ -16,6 +17,20 @@ NodeSplit split_of_runs(int64_t groups, int64_t ranks_between, int64_t of_group,
   const int64_t local = std::min(groups, ranks_per_node / ranks_between);
   if (groups % local != 0) return {};
   return {.local = local * of_group, .nodes = groups / local};
+}
+
+// THROWS Error(usage) if the key's value needs several nodes with several ranks each, and there are none.
+void require_nodes(const NodeSplit& split, std::string_view setting, std::string_view nearest) {
+  if (split.spans_nodes()) return;
+  throw Error(
+      ExitCode::usage,
+      "{}: needs several nodes with equally many of the ranks that hold the same parameters, at least two each, "
+      "but {} (try {}; comm.ranks_per_node says which ranks count as a node)",
+      setting,
+      split.nodes == 1   ? "all are on one node"
+      : split.local == 1 ? "each node has one"
+                         : "they lie otherwise",
+      nearest);
 }
 
 std::string split_text(const NodeReplicas& replicas, int64_t num_replicas) {
@@ -50,16 +65,13 @@ void choose_hierarchy(StepConfig& config, int64_t world_size, int64_t ranks_per_
   if (config.comm.ranks_per_node > 0) ranks_per_node = config.comm.ranks_per_node;
   const NodeSplit split = split_of_replicas(parallel, world_size, ranks_per_node);
   if (parallel.zero_node_copy) {
-    if (!split.spans_nodes())
-      throw Error(ExitCode::usage,
-                  "parallel.zero_node_copy = true: needs several nodes with equally many of the ranks that hold the "
-                  "same parameters, at least two each, but {} (try false; comm.ranks_per_node says which ranks "
-                  "count as a node)",
-                  split.nodes == 1   ? "all are on one node"
-                  : split.local == 1 ? "each node has one"
-                                     : "they lie otherwise");
+    require_nodes(split, "parallel.zero_node_copy = true", "false");
     parallel.node_replicas.dense = split.local;
     return;
+  }
+  if (config.comm.compression.is_between_nodes()) {
+    require_nodes(split, "comm.compression: between = \"nodes\"", "\"all\"");
+    config.comm.hierarchy = CommHierarchy::node;
   }
   const CommHierarchy asked = config.comm.hierarchy;
   if (asked == CommHierarchy::flat || parallel.local_steps.is_on() || !split.spans_nodes()) return;
@@ -71,6 +83,10 @@ void choose_hierarchy(StepConfig& config, int64_t world_size, int64_t ranks_per_
   if (of_experts.spans_nodes()) parallel.node_replicas.experts = of_experts.local;
 }
 
+int64_t ranks_of_residual(const StepConfig& config) {
+  return config.comm.compression.is_between_nodes() ? std::max<int64_t>(1, config.parallel.node_replicas.dense) : 1;
+}
+
 std::string hierarchy_text(const StepConfig& config, int64_t world_size) {
   const ParallelConfig& parallel = config.parallel;
   const int64_t replicas = replicas_of_parameters(parallel, world_size);
@@ -78,7 +94,8 @@ std::string hierarchy_text(const StepConfig& config, int64_t world_size) {
     return fmt::format("data ranks cut their state within nodes and copy it between them: {}",
                        split_text(parallel.node_replicas, replicas));
   if (parallel.sums_by_node())
-    return fmt::format("data ranks communicate by node: {}", split_text(parallel.node_replicas, replicas));
+    return fmt::format("data ranks communicate by node: {}{}", split_text(parallel.node_replicas, replicas),
+                       config.comm.compression.is_between_nodes() ? ", with gradients compressed between nodes" : "");
   if (config.comm.hierarchy != CommHierarchy::node) return "";
   return "data ranks communicate flat, as not several nodes have equally many of them, at least two each";
 }

@@ -339,6 +339,10 @@ const std::vector<ObjectKey>& compression_keys() {
        "kind powersgd: a step sums one of the two factors only, and the next step the other one, so that each sends "
        "about half the bytes, and waits for one sum in place of two",
        BooleanRule{}, false, "false"},
+      {"between",
+       "all: sums over all data ranks are compressed; nodes: the ranks of a node sum gradients as they are, and only "
+       "the sums between nodes are compressed; each rank keeps the errors of its share of the node's sum",
+       WordRule{{compressed_sums_names.begin(), compressed_sums_names.end()}, {}}, false, R"("all")"},
       {"start_step", "steps at the run's start that sum gradients in fp32", IntegerRule{0, 1 << 30, {}}, false, "0"},
       {"min_elements", "matrices with fewer elements, norms and biases are summed in fp32", IntegerRule{1, 1 << 30, {}},
        false, "65536"},

@@ -21,7 +21,7 @@ struct ExchangeMemory {
 ExchangeMemory exchange_memory(const ParameterStore& parameters, const GradientMessages& messages) {
   const int64_t elements = parameters.layout().elements;
   int64_t longest = 0;
-  for (const UnitMessages& unit : messages.units) longest = std::max(longest, unit.buffer_bytes());
+  for (const UnitMessages& unit : messages.units) longest = std::max(longest, unit.buffer_bytes(false));
   const int64_t anchors = align_up(sizeof(StepState)),
                 of_messages = anchors + align_up(elements * dtype_bytes(DType::f32));
   return {anchors, of_messages, of_messages + align_up(longest)};

@@ -26,7 +26,7 @@ PieceMessage runs_of(const std::vector<CodedTensor>& coded, int64_t first, int64
     const int64_t from = std::clamp(tensor.first, at, end);
     const int64_t to = std::clamp(tensor.first + tensor.count, at, end);
     add_run(message, at, from, -1);
-    add_run(message, from, to, tensor.residual + from - tensor.first);
+    add_run(message, from, to, std::max<int64_t>(0, tensor.residual + from - tensor.first));
     at = to;
   }
   add_run(message, at, end, -1);
@@ -55,6 +55,8 @@ std::shared_ptr<const UnitLayout> lay_out_pieces(const CodedUnit& unit, Gradient
     assign_offsets(message, messages.bits);
     layout->stride = std::max(layout->stride, align_up(message.bytes));
   }
+  layout->num_of_share = unit.range.pieces / messages.in_node.size;
+  layout->first_of_share = messages.in_node.rank * layout->num_of_share;
   return layout;
 }
 
@@ -65,48 +67,53 @@ bool is_of_block(const CompressionConfig&, const TensorSpec& tensor) { return te
 class CompressedReducer final : public GradientReducer {
  public:
   CompressedReducer(const ReductionContext& context, const GradientCompression& compression)
-      : context_(context), compression_(compression), has_errors_(compression.messages.units.size(), false) {
-    for (size_t unit = 0; unit < has_errors_.size(); ++unit) {
+      : context_(context),
+        compression_(compression),
+        cuts_(context.parameters.sharding().cuts_state()),
+        has_errors_(compression.messages.units.size(), false) {
+    for (int64_t unit = 0; unit < std::ssize(has_errors_); ++unit) {
       Parts& parts = parts_.emplace_back();
-      if (!messages(static_cast<int64_t>(unit)).is_coded()) continue;
-      const UnitPieces& messages = layout(static_cast<int64_t>(unit));
-      const auto own = static_cast<size_t>(rank_in_group(static_cast<int64_t>(unit)));
-      for (int64_t peer = 0; peer < std::ssize(messages.pieces); ++peer) {
-        const int64_t start = peer * messages.stride;
-        const PeerPart part{start, messages.pieces[peer].bytes};
-        const int64_t own_bytes = messages.pieces[own].bytes;
-        parts.pieces.push_back(part);
-        parts.own_from_all.push_back({start, own_bytes});
-        parts.own_to_all.push_back({static_cast<int64_t>(own) * messages.stride, own_bytes});
+      if (!messages(unit).is_coded()) continue;
+      const UnitPieces& pieces = layout(unit);
+      for (int64_t i = 0; i < pieces.num_of_share; ++i) {
+        const int64_t start = i * pieces.stride;
+        parts.pieces.push_back({start, piece(unit, i).bytes});
+        parts.own_from_all.push_back({start, own_piece(unit).bytes});
+        parts.own_to_all.push_back({place_in_share(unit) * pieces.stride, own_piece(unit).bytes});
       }
     }
   }
 
-  int phases(int64_t unit) const override {
-    return messages(unit).is_coded() ? layout(unit).phases(context_.parameters.sharding().cuts_state()) : 1;
-  }
-  bool begins_with_ops() const override { return true; }
+  int phases(int64_t unit) const override { return messages(unit).is_coded() ? layout(unit).phases(cuts_) : 1; }
+  bool begins_with_ops() const override { return compression_.messages.in_node.size == 1; }
 
   Lane::Ticket begin(int64_t unit, int phase, const UnitGradients& of) override {
     if (!messages(unit).is_coded()) return plain_sum(context_, unit, of.whole, DType::f32);
+    const bool sums_in_node = layout(unit).sums_in_node();
+    if (sums_in_node && phase == 0) return sum_in_node(context_, unit, of.whole, DType::f32);
     const Parts& parts = parts_[unit];
-    if (phase == 0) {
+    if (phase == (sums_in_node ? 1 : 0)) {
       if (compression_.momenta) take_momentum(unit, of);
       encode_all(unit, of);
       return exchange(unit, of, parts.pieces, parts.own_from_all);
     }
     add_up(unit, of);
     encode_sum(unit, of);
-    return exchange(unit, of, parts.own_to_all, parts.pieces);
+    const Lane::Ticket of_share = exchange(unit, of, parts.own_to_all, parts.pieces);
+    if (!sums_in_node) return of_share;
+    const UnitPieces& pieces = layout(unit);
+    return lane().all_gather(group(unit, node_kind_of), received(unit, of, 0),
+                             received(unit, of, -pieces.first_of_share), pieces.num_of_share * pieces.stride,
+                             DType::u8);
   }
 
   void finish(int64_t unit, const UnitGradients& of) override {
     if (!messages(unit).is_coded()) return;
-    if (phases(unit) == 1) return add_up(unit, of);
-    const std::vector<PieceMessage>& pieces = layout(unit).pieces;
-    for (size_t piece = 0; piece < pieces.size(); ++piece) {
-      for (const MessageRun& run : pieces[piece].runs)
-        decode(run, received(unit, of, static_cast<int64_t>(piece)), floats(of.whole, run.first, run.count));
+    if (cuts_) return add_up(unit, of);
+    const UnitPieces& all = layout(unit);
+    for (int64_t i = -all.first_of_share; i < std::ssize(all.pieces) - all.first_of_share; ++i) {
+      for (const MessageRun& run : piece(unit, i).runs)
+        decode(run, received(unit, of, i), floats(of.whole, run.first, run.count));
     }
   }
 
@@ -124,7 +131,8 @@ class CompressedReducer final : public GradientReducer {
   }
 
  private:
-  // Parts of buffers with messages: those of all pieces, this rank's from each peer, and this rank's for each peer.
+  // Parts of buffers with messages: those of the share's pieces, this rank's from each peer, and this rank's for each
+  // peer.
   struct Parts {
     std::vector<PeerPart> pieces, own_from_all, own_to_all;
   };
@@ -133,20 +141,29 @@ class CompressedReducer final : public GradientReducer {
   const UnitPieces& layout(int64_t unit) const { return messages(unit).as<UnitPieces>(); }
   int bits() const { return compression_.messages.bits; }
   int64_t rank_in_group(int64_t unit) const { return context_.parameters.replica_rank(unit).rank; }
-  const PieceMessage& own_piece(int64_t unit) const { return layout(unit).pieces[rank_in_group(unit)]; }
-  std::byte* sent(int64_t unit, const UnitGradients& of, int64_t piece) const {
-    return of.narrow + piece * layout(unit).stride;
+  // Returns a piece by its place in the share, negative or beyond the share's end for those of other shares.
+  const PieceMessage& piece(int64_t unit, int64_t in_share) const {
+    return layout(unit).pieces[layout(unit).first_of_share + in_share];
   }
-  std::byte* received(int64_t unit, const UnitGradients& of, int64_t from) const {
-    return of.narrow + (std::ssize(layout(unit).pieces) + from) * layout(unit).stride;
+  int64_t place_in_share(int64_t unit) const { return rank_in_group(unit) - layout(unit).first_of_share; }
+  const PieceMessage& own_piece(int64_t unit) const { return piece(unit, place_in_share(unit)); }
+  // Return the message of a piece, by its place in the share, and the message from a peer, or the coded sum of a piece.
+  std::byte* sent(int64_t unit, const UnitGradients& of, int64_t in_share) const {
+    return of.narrow + in_share * layout(unit).stride;
+  }
+  std::byte* received(int64_t unit, const UnitGradients& of, int64_t in_share) const {
+    const UnitPieces& pieces = layout(unit);
+    return of.narrow + (pieces.num_of_share + (cuts_ ? 0 : pieces.first_of_share) + in_share) * pieces.stride;
+  }
+  Lane& lane() const { return context_.groups.lane(LaneKind::gradients); }
+  Communicator* group(int64_t unit, GroupKind (*kind)(ReplicaGroup)) const {
+    return context_.groups.group(LaneKind::gradients, kind(context_.parameters.layout().units[unit].replicas));
   }
 
   Lane::Ticket exchange(int64_t unit, const UnitGradients& of, const std::vector<PeerPart>& sent_parts,
                         const std::vector<PeerPart>& received_parts) const {
-    Communicator* const replicas =
-        context_.groups.group(LaneKind::gradients, kind_of(context_.parameters.layout().units[unit].replicas));
-    return context_.groups.lane(LaneKind::gradients)
-        .all_to_all_v(replicas, sent(unit, of, 0), sent_parts, received(unit, of, 0), received_parts, DType::u8);
+    return lane().all_to_all_v(group(unit, layout(unit).sums_in_node() ? nodes_kind_of : kind_of), sent(unit, of, 0),
+                               sent_parts, received(unit, of, 0), received_parts, DType::u8);
   }
 
   void encode(const MessageRun& run, const Matrix& values, std::byte* message) const {
@@ -178,16 +195,15 @@ class CompressedReducer final : public GradientReducer {
     context_.backend.run(WeightedSum{.a = values, .a_factor = 1, .b = errors, .b_factor = -1, .to = errors});
   }
 
-  // Writes the messages with this rank's gradients of all pieces. The first sum of a step adds the errors that earlier
-  // steps left, each later sum the errors of the sum before it.
+  // Writes the messages with the gradients of this rank, or of its node, of the share's pieces. The first sum of a step
+  // adds the errors that earlier steps left, each later sum the errors of the sum before it.
   void encode_all(int64_t unit, const UnitGradients& of) {
     const bool keeps = compression_.errors != nullptr;
     const bool is_first = !has_errors_[unit];
     std::byte* const before = is_first ? compression_.residuals : compression_.errors;
-    const std::vector<PieceMessage>& pieces = layout(unit).pieces;
-    for (size_t piece = 0; piece < pieces.size(); ++piece) {
-      std::byte* const message = sent(unit, of, static_cast<int64_t>(piece));
-      for (const MessageRun& run : pieces[piece].runs) {
+    for (int64_t i = 0; i < layout(unit).num_of_share; ++i) {
+      std::byte* const message = sent(unit, of, i);
+      for (const MessageRun& run : piece(unit, i).runs) {
         const Matrix values = floats(of.whole, run.first, run.count);
         const bool with_errors = keeps && run.is_coded();
         if (with_errors) context_.backend.run(Add{.from = floats(before, run.residual, run.count), .to = values});
@@ -207,7 +223,10 @@ class CompressedReducer final : public GradientReducer {
     return floats(unit_elements, parameters.piece(unit, rank).first + run.first - parameters.piece(unit).first,
                   run.count);
   }
-  int64_t next_rank(int64_t unit) const { return (rank_in_group(unit) + 1) % std::ssize(layout(unit).pieces); }
+  // Returns the rank with the next piece of the share.
+  int64_t next_rank(int64_t unit) const {
+    return layout(unit).first_of_share + (place_in_share(unit) + 1) % layout(unit).num_of_share;
+  }
   // Returns memory of the unit's buffer that is free once its gradients are coded.
   Matrix spare(int64_t unit, const UnitGradients& of, const MessageRun& run) const {
     return in_piece(of.whole, unit, run, next_rank(unit));
@@ -220,12 +239,12 @@ class CompressedReducer final : public GradientReducer {
     return server_errors(unit, run, next_rank(unit));
   }
 
-  // Adds up the messages for this rank's piece in rank order.
+  // Adds up the messages for this rank's piece in the order of ranks, or nodes.
   void add_up(int64_t unit, const UnitGradients& of) const {
     for (const MessageRun& run : own_piece(unit).runs) {
       const Matrix sum = floats(of.whole, run.first, run.count);
       decode(run, received(unit, of, 0), sum);
-      for (int64_t rank = 1; rank < std::ssize(layout(unit).pieces); ++rank) {
+      for (int64_t rank = 1; rank < layout(unit).num_of_share; ++rank) {
         const Matrix other =
             run.is_coded() ? spare(unit, of, run) : floats(received(unit, of, rank) + run.values, 0, run.count);
         if (run.is_coded()) decode(run, received(unit, of, rank), other);
@@ -236,7 +255,7 @@ class CompressedReducer final : public GradientReducer {
 
   // Writes the message with the sum of this rank's piece. Adds its errors to those of the step, or keeps them apart.
   void encode_sum(int64_t unit, const UnitGradients& of) const {
-    std::byte* const message = sent(unit, of, rank_in_group(unit));
+    std::byte* const message = sent(unit, of, place_in_share(unit));
     for (const MessageRun& run : own_piece(unit).runs) {
       const Matrix sum = floats(of.whole, run.first, run.count);
       const bool apart = compression_.server_errors && run.is_coded();
@@ -253,6 +272,7 @@ class CompressedReducer final : public GradientReducer {
 
   const ReductionContext context_;
   const GradientCompression compression_;
+  const bool cuts_;               // ranks keep pieces of the sums only
   std::vector<Parts> parts_;      // by unit
   std::vector<bool> has_errors_;  // by unit: a sum of this step has left errors
 };

@@ -13,7 +13,8 @@ namespace gptrain::inline parallel {
 struct MessageRun {
   int64_t first;     // elements from the unit's start
   int64_t count;     // number of elements
-  int64_t residual;  // coded: offset of the elements' errors in a buffer of all errors, in elements; -1: not coded
+  int64_t residual;  // coded: offset of the elements' errors in a buffer of all errors, in elements, in this rank's
+                     // share (UnitPieces), any number from 0 on in others; -1: not coded
   int64_t scales;    // coded: bytes from the message's start to the scales
   int64_t values;    // bytes from the message's start to the codes or the elements
 
@@ -26,14 +27,20 @@ struct PieceMessage {
   int64_t bytes = 0;
 };
 
-// The messages of a unit, one for each piece. A sum's buffer has the messages that the rank sends, then those that it
-// receives.
+// The messages of a unit, one for each piece. A rank sends those of its share of the unit: all pieces, or with
+// CompressedSums::nodes those that ranks with its place on all nodes have. A sum's buffer has the messages that the
+// rank sends, then those that it receives: of its share, and if it needs the whole sum in the end of all pieces.
 struct UnitPieces final : UnitLayout {
   std::vector<PieceMessage> pieces;
   int64_t stride = 0;  // bytes from one message to the next in a buffer, at least those of the longest
+  int64_t first_of_share = 0, num_of_share = 0;  // pieces
 
-  int64_t buffer_bytes() const override { return 2 * std::ssize(pieces) * stride; }
-  int phases(bool cuts_state) const override { return cuts_state ? 1 : 2; }
+  bool sums_in_node() const { return num_of_share < std::ssize(pieces); }
+  int64_t received_messages(bool cuts_state) const { return cuts_state ? num_of_share : std::ssize(pieces); }
+  int64_t buffer_bytes(bool cuts_state) const override {
+    return (num_of_share + received_messages(cuts_state)) * stride;
+  }
+  int phases(bool cuts_state) const override { return (sums_in_node() ? 1 : 0) + (cuts_state ? 1 : 2); }
 };
 
 // Codes of 8 or 4 bits, and signs.
@@ -45,6 +52,10 @@ extern const GradientSum coded_sum, signs_sum;
 // decode the sums of all. So a step leaves the sum of all ranks' gradients, less the errors that the ranks keep:
 //   sum over steps of the decoded sums = sum over steps of all gradients - sum over ranks of the errors now.
 // A skipped step leaves the errors as they were.
+//
+// With CompressedSums::nodes the ranks of a node first sum their gradients in f32, in rank order, each rank a share of
+// the unit. The ranks with the same share then sum these shares between nodes in codes, and keep the errors of their
+// share. With ZeRO 0 the ranks of a node gather the codes of the sums.
 //
 // With momenta (1-bit Adam, arXiv 2102.02888) the ranks sum their shares of the next first moment m of units with coded
 // elements: beta1 m / ranks + (1 - beta1) gradients. With server_errors, the error of a coded sum stays with the rank

@@ -1,8 +1,14 @@
 #include "parallel/gradient_messages.h"
 
+#include <algorithm>
+
 #include "model/record.h"
 
 namespace gptrain::inline parallel {
+
+bool GradientMessages::any_coded() const {
+  return std::any_of(units.begin(), units.end(), [](const UnitMessages& unit) { return unit.is_coded(); });
+}
 
 int GradientMessages::phases(bool cuts_state) const {
   for (const UnitMessages& unit : units)

@@ -21,9 +21,9 @@ struct CodedTensor {
 class UnitLayout {
  public:
   virtual ~UnitLayout() = default;
-  // Returns the bytes of a sum's buffer.
-  virtual int64_t buffer_bytes() const = 0;
-  // Returns the number of phases of a sum. `cuts_state`: each rank needs its piece only.
+  // Returns the bytes of a sum's buffer. `cuts_state`: each rank needs its piece only.
+  virtual int64_t buffer_bytes(bool cuts_state) const = 0;
+  // Returns the number of phases of a sum.
   virtual int phases(bool cuts_state) const = 0;
 };
 
@@ -35,7 +35,7 @@ struct UnitMessages {
 
   // Returns false if the unit has no coded elements and is summed as it is.
   bool is_coded() const { return layout != nullptr; }
-  int64_t buffer_bytes() const { return is_coded() ? layout->buffer_bytes() : 0; }
+  int64_t buffer_bytes(bool cuts_state) const { return is_coded() ? layout->buffer_bytes(cuts_state) : 0; }
   // Returns the layout; an empty one if the unit is summed otherwise.
   template <typename Layout>
   const Layout& as() const {
@@ -59,10 +59,15 @@ struct ResidualBox {
 struct GradientMessages {
   GradientCodec kind = GradientCodec::none;
   int bits = 8;  // bits of an element's code
+  // This rank among those that sum their gradients as they are, before the sum of their shares is compressed: the ranks
+  // of a node with CompressedSums::nodes, else each rank by itself.
+  ReplicaRank in_node = {};
   std::vector<UnitMessages> units = {};
   std::vector<ResidualBox> boxes = {};
   int64_t num_residuals = 0;  // elements of a buffer of errors and factors
 
+  // Returns true if the rank's units are not all summed as they are.
+  bool any_coded() const;
   // Returns the number of phases of a coded unit's sums; 1 if there is none. `cuts_state`: each rank needs its piece
   // only.
   int phases(bool cuts_state) const;

@@ -74,25 +74,39 @@ std::unique_ptr<GradientReducer> make_islands_reducer(const ReductionContext& co
 
 namespace {
 
+// Returns this rank's share of a unit that ranks sum by node.
+UnitPiece share_of(const ReductionContext& context, int64_t unit) {
+  const UnitRange& range = context.parameters.layout().units[unit];
+  const int64_t count = range.elements / context.groups.ranks_of_node(range.replicas);
+  return {count == 0 ? 0 : context.parameters.piece(unit).first / count * count, count};
+}
+
 // Sums by node: within the node to this rank's share, that share or this rank's piece of it between nodes, and with
 // ZeRO 0 gathers the shares of the node.
 Lane::Ticket sum_by_node(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype) {
   const UnitRange& range = context.parameters.layout().units[unit];
   const UnitPiece own = context.parameters.piece(unit);
-  const int64_t count = range.elements / context.groups.ranks_of_node(range.replicas);
+  const UnitPiece share = share_of(context, unit);
   Lane& lane = context.groups.lane(LaneKind::gradients);
   Communicator* const node = context.groups.group(LaneKind::gradients, node_kind_of(range.replicas));
   Communicator* const nodes = context.groups.group(LaneKind::gradients, nodes_kind_of(range.replicas));
   const auto at = [&](int64_t element) { return gradients + element * dtype_bytes(dtype); };
-  std::byte* const share = count == 0 ? gradients : at(own.first / count * count);
-  lane.reduce_scatter(node, gradients, share, count, dtype);
+  sum_in_node(context, unit, gradients, dtype);
   if (context.parameters.sharding().cuts_state())
-    return lane.reduce_scatter(nodes, share, at(own.first), own.elements, dtype);
-  lane.all_reduce(nodes, share, count, dtype);
-  return lane.all_gather(node, share, gradients, count, dtype);
+    return lane.reduce_scatter(nodes, at(share.first), at(own.first), own.elements, dtype);
+  lane.all_reduce(nodes, at(share.first), share.elements, dtype);
+  return lane.all_gather(node, at(share.first), gradients, share.elements, dtype);
 }
 
 }  // namespace
+
+Lane::Ticket sum_in_node(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype) {
+  const UnitPiece share = share_of(context, unit);
+  Communicator* const node =
+      context.groups.group(LaneKind::gradients, node_kind_of(context.parameters.layout().units[unit].replicas));
+  return context.groups.lane(LaneKind::gradients)
+      .reduce_scatter(node, gradients, gradients + share.first * dtype_bytes(dtype), share.elements, dtype);
+}
 
 Lane::Ticket plain_sum(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype) {
   const UnitRange& range = context.parameters.layout().units[unit];

@@ -30,7 +30,7 @@ struct ReductionContext {
 class GradientReducer {
  public:
   virtual ~GradientReducer() = default;
-  // Returns the number of phases of a unit's sums, 1 or 2 (UnitTraits::sum_phases).
+  // Returns the number of phases of a unit's sums (UnitTraits::sum_phases).
   virtual int phases(int64_t) const { return 1; }
   // Returns true if the first phase has ops that read the gradients, so that earlier sums of them must have ended.
   virtual bool begins_with_ops() const { return false; }
@@ -48,6 +48,11 @@ class GradientReducer {
 // piece. If ranks communicate by node, sums each node's ranks in rank order, then the nodes in their order, and rounds
 // 16-bit sums after both. Reducers call it. Collective over the unit's group.
 Lane::Ticket plain_sum(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype);
+
+// Begins to sum a unit's gradients over the ranks of this rank's node, in rank order. The sum of this rank's share, the
+// pieces of ranks with its place on all nodes, is then in its place in `gradients`. Collective over the group `node`.
+// REQUIRES: ranks communicate by node.
+Lane::Ticket sum_in_node(const ReductionContext& context, int64_t unit, std::byte* gradients, DType dtype);
 
 // Returns the reducer of a group's units: sums in f32 or in Sharding::reduce.
 std::unique_ptr<GradientReducer> make_reducer(const ReductionContext& context, ReplicaGroup group);

@@ -16,13 +16,13 @@ const GradientSum& gradient_sum(GradientCodec kind);
 bool codes_gradients(const CompressionConfig& compression, const TensorSpec& tensor, int64_t tensor_ranks);
 
 // Returns the messages of a rank; none if nothing is compressed. Tensors of which another stage has the checkpointed
-// copy are not coded.
+// copy are not coded. `in_node`: GradientMessages::in_node. REQUIRES: its size divides the pieces of all units.
 GradientMessages make_gradient_messages(const CompressionConfig& compression, const ModelSpec& spec,
                                         const std::vector<TensorShard>& shards, const ParameterLayout& layout,
-                                        int64_t tensor_ranks);
+                                        int64_t tensor_ranks, const ReplicaRank& in_node = {});
 
-// Returns the bytes of errors and factors in a checkpoint.
+// Returns the bytes of `copies` copies of errors, and of factors, in a checkpoint.
 int64_t all_residual_bytes(const CompressionConfig& compression, const ModelSpec& spec, int64_t tensor_ranks,
-                           int64_t data_ranks);
+                           int64_t copies);
 
 }  // namespace gptrain::parallel

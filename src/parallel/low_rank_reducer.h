@@ -27,7 +27,7 @@ struct UnitFactors final : UnitLayout {
   int64_t first_plain = 0;                    // offset of the plain runs, which end the first phase
   bool alternates = false;                    // a step sums one factor only
 
-  int64_t buffer_bytes() const override { return (first_phase + second_phase) * dtype_bytes(DType::f32); }
+  int64_t buffer_bytes(bool) const override { return (first_phase + second_phase) * dtype_bytes(DType::f32); }
   int phases(bool) const override { return alternates ? 1 : 2; }
 };
 

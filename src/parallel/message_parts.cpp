@@ -33,6 +33,7 @@ void copy_plain_runs(Backend& backend, const std::vector<PlainRun>& runs, const 
 
 void keep_errors(Backend& backend, const GradientCompression& compression, int64_t unit) {
   const UnitMessages& of = compression.messages.units[unit];
+  if (of.num_residuals == 0) return;
   backend.run(KeepResidual{.state = compression.state,
                            .errors = floats(compression.errors, of.first_residual, of.num_residuals),
                            .residual = floats(compression.residuals, of.first_residual, of.num_residuals)});

@@ -205,7 +205,7 @@ void ParameterActions::sum(const Action& action) {
       case ActionKind::reduce:
         return begin_sum(part);
       case ActionKind::reduce_on:
-        return exchange_.go_on_with_sum(part.unit, gradients_of(part));
+        return exchange_.go_on_with_sum(part.unit, gradients_of(part), action.phase);
       case ActionKind::await_gradients:
         return await_gradients(part, action.micro_batch);
       case ActionKind::keep_gradients:

@@ -172,10 +172,10 @@ void ParameterExchange::begin_sum(int64_t unit, const Gradients& of) {
   }
 }
 
-void ParameterExchange::go_on_with_sum(int64_t unit, const Gradients& of) {
+void ParameterExchange::go_on_with_sum(int64_t unit, const Gradients& of, int phase) {
   Lane::Ticket& ticket = sums_[unit];
   groups_.lane(LaneKind::gradients).wait(ticket);
-  ticket = reducer(unit).begin(unit, 1, of);
+  ticket = reducer(unit).begin(unit, phase, of);
 }
 
 void ParameterExchange::keep(int64_t unit, const Gradients& of, int64_t micro_batch) {

@@ -47,9 +47,8 @@ class ParameterExchange {
 
   // Begins to sum the gradients over the groups that the layout names (Reduction). Collective over these.
   void begin_sum(int64_t unit, const Gradients& of);
-  // Waits for the first phase of the sum over replicas and begins the second. REQUIRES: the unit's sums have two
-  // phases.
-  void go_on_with_sum(int64_t unit, const Gradients& of);
+  // Waits for the last phase of the sum over replicas that began, and begins `phase`, the next one.
+  void go_on_with_sum(int64_t unit, const Gradients& of, int phase);
   // Waits for the sum. With ZeRO 2 and 3, adds this rank's piece to the sum of earlier
   // micro-batches, unless that is away.
   void await_sum(int64_t unit, const Gradients& of, int64_t micro_batch);

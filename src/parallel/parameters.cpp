@@ -16,24 +16,6 @@ std::vector<int64_t> norm_offsets(const ParameterLayout& layout) {
   return offsets;
 }
 
-// Cuts elements [first, end) of a box into boxes: part of a row, whole rows, part of a row. Calls body(offset, shape,
-// at) for each, where `at` is `start` plus the number of elements of the box before it.
-template <typename Body>
-void for_each_part(const ShardBox& box, int64_t first, int64_t end, int64_t start, const Body& body) {
-  if (box.shape.size() == 1)
-    return body(std::vector<int64_t>{box.offset[0] + first}, std::vector<int64_t>{end - first}, start + first);
-  const int64_t cols = box.shape[1];
-  while (first < end) {
-    const int64_t row = first / cols;
-    const int64_t col = first % cols;
-    const int64_t rows = col == 0 ? (end - first) / cols : 0;
-    const int64_t width = rows > 0 ? cols : std::min(cols - col, end - first);
-    body(std::vector<int64_t>{box.offset[0] + row, box.offset[1] + col},
-         std::vector<int64_t>{std::max<int64_t>(rows, 1), width}, start + first);
-    first += std::max<int64_t>(rows, 1) * width;
-  }
-}
-
 // Returns all units, experts behind their block: so updates take them, and gathers.
 std::vector<int64_t> update_order(const ModelSpec& spec) {
   std::vector<int64_t> order;

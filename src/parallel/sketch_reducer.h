@@ -26,7 +26,7 @@ struct UnitSketches final : UnitLayout {
   std::vector<PlainRun> plain;
   int64_t first_phase = 0, second_phase = 0;  // elements that ranks sum in each phase
 
-  int64_t buffer_bytes() const override { return (first_phase + 2 * second_phase) * dtype_bytes(DType::f32); }
+  int64_t buffer_bytes(bool) const override { return (first_phase + 2 * second_phase) * dtype_bytes(DType::f32); }
   int phases(bool) const override { return 2; }
 };
 

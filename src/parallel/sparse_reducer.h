@@ -29,7 +29,7 @@ struct UnitSparse final : UnitLayout {
 
   int64_t own_message() const { return plain_elements * dtype_bytes(DType::f32); }
   int64_t message_of(int64_t rank) const { return own_message() + (1 + rank) * message_bytes; }
-  int64_t buffer_bytes() const override { return message_of(ranks); }
+  int64_t buffer_bytes(bool) const override { return message_of(ranks); }
   int phases(bool) const override { return 1; }
 };
 

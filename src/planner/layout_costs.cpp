@@ -380,7 +380,7 @@ UnitBytes LayoutCosts::make_bytes_of_kind(const RunLayout& layout, size_t kind) 
     const CompressionConfig& compression = config.compression();
     const GradientMessages messages = make_gradient_messages(compression, spec, shards, of_unit, layout.tensor);
     if (compression.error) bytes.parameters += 2 * messages.residual_bytes();
-    if (messages.num_residuals > 0) bytes.whole_gradients += messages.units[unit].buffer_bytes();
+    bytes.whole_gradients += messages.units[unit].buffer_bytes(sharding.cuts_state());
     if (sharding.gathers_weights()) bytes.whole_weights = elements * dtype_bytes(config.precision.compute);
     for (const int32_t coded : {static_cast<int32_t>(unit), experts})
       if (coded >= 0) bytes.whole_weights += code_bytes_behind(of_unit.units[static_cast<size_t>(coded)], sharding);

@@ -109,6 +109,17 @@ std::vector<RunLayout> allowed_layouts(const RunConfig& config, RunLayout layout
 
 }  // namespace
 
+void require_layouts(const StepConfig& config) {
+  if (config.parallel.zero_node_copy)
+    throw Error(ExitCode::usage,
+                "parallel.zero_node_copy = true: no layouts are searched with copies by node (plan this layout by "
+                "train --dry-run, or search with --set parallel.zero_node_copy=false)");
+  if (config.comm.compression.is_between_nodes())
+    throw Error(ExitCode::usage,
+                "comm.compression: between = \"nodes\": no layouts are searched with sums that are compressed between "
+                "nodes (plan this layout by train --dry-run, or search with between = \"all\")");
+}
+
 RunConfig with_layout(const RunConfig& config, const RunLayout& layout) {
   RunConfig changed = config;
   changed.parallel.tensor = layout.tensor;

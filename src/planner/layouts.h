@@ -12,6 +12,9 @@
 
 namespace gptrain::inline planner {
 
+// THROWS Error(usage) if the config has a key with which no layouts are searched.
+void require_layouts(const StepConfig& config);
+
 // Returns the config with that layout, unchecked: see checked_layout. memory.activation_budget is kept only if
 // recompute is optimal.
 RunConfig with_layout(const RunConfig& config, const RunLayout& layout);

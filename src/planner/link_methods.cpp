@@ -27,12 +27,13 @@ struct SendingMethod {
   std::string_view name;
   std::array<std::string_view, 5> settings;  // unused elements are empty
 };
-constexpr std::array<SendingMethod, 9> sending_methods = {{
+constexpr std::array<SendingMethod, 10> sending_methods = {{
     {"as given", {}},
     {"sums by node", {"comm.hierarchy=node"}},
     {"replicas on nodes", {"parallel.zero_node_copy=true"}},
     {"int8 weights", {"comm.weights=int8"}},
     {"int8 sums", {R"(comm.compression={"kind": "int8"})"}},
+    {"int8 between nodes", {R"(comm.compression={"kind": "int8", "between": "nodes"})"}},
     {"powersgd, rank 2", {R"(comm.compression={"kind": "powersgd", "rank": 2})"}},
     {"powersgd, alternating", {R"(comm.compression={"kind": "powersgd", "rank": 2, "alternate": true})"}},
     {"1-bit Adam", {"optimizer.type=onebit-adam", "optimizer.freeze_step={fifth}", "optimizer.clip_norm=0"}},

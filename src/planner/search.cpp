@@ -490,10 +490,7 @@ class Search {
 }  // namespace
 
 LayoutSearch search_layouts(const RunConfig& config, const Machine& machine, const SearchOptions& options) {
-  if (config.parallel.zero_node_copy)
-    throw Error(ExitCode::usage,
-                "parallel.zero_node_copy = true: no layouts are searched with copies by node (plan this layout by "
-                "train --dry-run, or search with --set parallel.zero_node_copy=false)");
+  require_layouts(config);
   return Search(config, machine, options).run();
 }
 

@@ -20,6 +20,7 @@ class Checker {
         content_(schedule.buffers.size()),
         sending_(schedule.buffers.size(), false),
         last_weight_gradient_(schedule.options.units.size(), -1),
+        phases_begun_(static_cast<size_t>(schedule.options.micro_batches + 1) * schedule.options.units.size()),
         done_(static_cast<size_t>(num_action_kinds) * static_cast<size_t>(schedule.options.micro_batches + 1) *
                   (schedule.options.units.size() + 1),
               false) {}
@@ -57,6 +58,10 @@ class Checker {
            static_cast<size_t>(unit + 1);
   }
   bool done(ActionKind kind, int32_t m, int32_t unit) const { return done_[place_in_done(kind, m, unit)]; }
+  int8_t& phases_begun(const Action& sum) {
+    const auto units = schedule_.options.units.size();
+    return phases_begun_[static_cast<size_t>(sum.micro_batch + 1) * units + static_cast<size_t>(sum.unit)];
+  }
   bool has_weight_gradients(int32_t m, int32_t unit) const {
     return done(ActionKind::backward_weight, m, unit) || done(ActionKind::backward, m, unit);
   }
@@ -118,7 +123,7 @@ class Checker {
                                a.kind == ActionKind::sum_tied || a.kind == ActionKind::update;
     require(a.unit < 0 || (of_parameters ? schedule_.options.holds(a.unit) : schedule_.options.stages.runs(a.unit)),
             "the unit is not on stage {}", schedule_.options.stages.stage);
-    require(repeats || !done(a.kind, a.micro_batch, a.unit), "done twice");
+    require(repeats || a.kind == ActionKind::reduce_on || !done(a.kind, a.micro_batch, a.unit), "done twice");
     done_[place_in_done(a.kind, a.micro_batch, a.unit)] = true;
     check_order(a);
     for (size_t i = 0; i < num_operands && fault_.empty(); ++i) check_operand(a, static_cast<Operand>(i));
@@ -245,6 +250,7 @@ class Checker {
           require(has_all_gradients(m, a.unit), "before the gradients of micro-batch {}", m);
         for (int32_t m = 0; schedule_.options.keeps_narrow && !flow.sums_each_pass && m < a.micro_batch; ++m)
           require(done(ActionKind::keep_gradients, m, a.unit), "before those of micro-batch {} are accumulated", m);
+        phases_begun(a) = 1;
         return;
       case ActionKind::keep_gradients:
         require(!flow.sums_each_pass && a.micro_batch + 1 < schedule_.options.micro_batches,
@@ -254,13 +260,13 @@ class Checker {
                 "before those of micro-batch {} are accumulated", a.micro_batch - 1);
         return;
       case ActionKind::reduce_on:
-        require(schedule_.traits(a.unit).sum_phases == 2, "its sum has one phase");
         require(done(ActionKind::reduce, a.micro_batch, a.unit), "before the sum begins");
+        require(a.phase < schedule_.traits(a.unit).sum_phases, "its sum has no such phase");
+        require(a.phase == phases_begun(a)++, "before the phase before it begins, or twice");
         return;
       case ActionKind::await_gradients:
         require(done(ActionKind::reduce, a.micro_batch, a.unit), "before the sum begins");
-        require(schedule_.traits(a.unit).sum_phases == 1 || done(ActionKind::reduce_on, a.micro_batch, a.unit),
-                "before the second phase of the sum begins");
+        require(phases_begun(a) == schedule_.traits(a.unit).sum_phases, "before the last phase of the sum begins");
         return;
       case ActionKind::sum_tied:
         require(schedule_.options.table_twice() && a.unit == 0, "there is one table");
@@ -330,6 +336,7 @@ class Checker {
   std::vector<Content> content_;               // by buffer
   std::vector<bool> sending_;                  // by buffer: between a send or copy and the action that awaits it
   std::vector<int32_t> last_weight_gradient_;  // by unit: last micro-batch that was added; -1: none
+  std::vector<int8_t> phases_begun_;           // number of begun phases of each sum, by micro-batch and unit
   std::vector<bool> done_;                     // by kind, micro-batch and unit
   std::string fault_;
 };

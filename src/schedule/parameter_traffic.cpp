@@ -93,21 +93,25 @@ void ParameterTraffic::gradients_done(int32_t unit, int32_t micro_batch) {
                    .micro_batch = micro_batch,
                    .whole = action[Operand::whole_gradients],
                    .narrow = action[Operand::narrow_gradients],
-                   .in_last_phase = schedule_.traits(unit).sum_phases == 1});
+                   .phase = 0});
   if (options.sums_alone) await(sums_.size() - 1);
 }
 
 void ParameterTraffic::await_all_gradients() {
-  go_on_with_sums(sums_.size());
+  while (go_on_with_sums(sums_.size())) continue;
   while (!sums_.empty()) await(0);
 }
 
-void ParameterTraffic::go_on_with_sums(size_t count) {
+bool ParameterTraffic::go_on_with_sums(size_t count) {
+  bool any = false;
   for (size_t i = 0; i < count; ++i) {
-    if (sums_[i].in_last_phase) continue;
-    add(ActionKind::reduce_on, sums_[i]);
-    sums_[i].in_last_phase = true;
+    Sum& sum = sums_[i];
+    if (sum.phase + 1 == schedule_.traits(sum.unit).sum_phases) continue;
+    ++sum.phase;
+    add(ActionKind::reduce_on, sum);
+    any = true;
   }
+  return any;
 }
 
 // Awaits older sums until one more may begin: of blocks at most sums_under_way, of any other unit one.
@@ -119,14 +123,15 @@ void ParameterTraffic::make_room_for_sum_of(int32_t unit) {
 }
 
 void ParameterTraffic::add(ActionKind kind, const Sum& sum) {
-  Action action{.kind = kind, .micro_batch = sum.micro_batch, .unit = sum.unit};
+  const int8_t phase = kind == ActionKind::reduce_on ? sum.phase : int8_t{0};
+  Action action{.kind = kind, .phase = phase, .micro_batch = sum.micro_batch, .unit = sum.unit};
   action[Operand::whole_gradients] = sum.whole;
   action[Operand::narrow_gradients] = sum.narrow;
   schedule_.actions.push_back(action);
 }
 
 void ParameterTraffic::await(size_t sum) {
-  go_on_with_sums(sum + 1);
+  while (go_on_with_sums(sum + 1)) continue;
   add(ActionKind::await_gradients, sums_[sum]);
   sums_.erase(sums_.begin() + static_cast<std::ptrdiff_t>(sum));
 }

@@ -41,7 +41,7 @@ class ParameterTraffic {
     int32_t unit;
     int32_t micro_batch;
     int32_t whole, narrow;  // buffers
-    bool in_last_phase;
+    int8_t phase;           // number of the phase that began last
   };
   struct Claim {
     int32_t unit;
@@ -60,8 +60,8 @@ class ParameterTraffic {
   // Begins to gather unless no other block's weights can make room.
   void begin_gather(int32_t unit, int32_t in_use, std::span<const int32_t> wanted);
   void make_room_for_sum_of(int32_t unit);
-  // Begins the last phase of the first `count` sums under way.
-  void go_on_with_sums(size_t count);
+  // Begins the next phase of each of the first `count` sums under way that has one. Returns false if none has.
+  bool go_on_with_sums(size_t count);
   void await(size_t sum);
   void add(ActionKind kind, const Sum& sum);
 

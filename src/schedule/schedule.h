@@ -32,7 +32,7 @@ enum class ActionKind : uint8_t {
   gather,            // unit u: begins to gather its weights from the ranks that hold the other pieces
   await_weights,     // unit u: waits until the weights are gathered
   reduce,            // unit u: begins to sum its gradients over the ranks that hold the same weights
-  reduce_on,         // unit u: waits for the first phase of that sum and begins the second (UnitTraits::sum_phases)
+  reduce_on,         // unit u: waits for a phase of that sum and begins the next one (Action::phase)
   await_gradients,   // unit u: waits until the sum is there; with ZeRO 2 and 3 adds it to the rank's piece
   keep_gradients,    // unit u: adds a micro-batch's gradients to the rank's sum, which has a narrower dtype
   // Transfers between stages, in pairs: the first action begins a transfer, the second waits for its end.
@@ -111,6 +111,7 @@ struct Buffer {
 
 struct Action {
   ActionKind kind;
+  int8_t phase = 0;  // number of the phase that reduce_on begins, from 1 on
   int32_t micro_batch = -1;
   int32_t unit = -1;
   EnumArray<Operand, int32_t, num_operands> buffers = none();  // by operand: index in Schedule::buffers; -1: not used
@@ -137,7 +138,7 @@ struct UnitTraits {
   // later passes read until the unit is recomputed once more. -1: recomputation begins at this unit's own input.
   int32_t recompute_from = -1;
   bool prepares_weights = false;  // has a buffer prepared_weights
-  int32_t sum_phases = 1;         // 1 or 2: phases of a sum of its gradients, with ops between them
+  int8_t sum_phases = 1;          // phases of a sum of its gradients, 1 to 3, with ops between them
   UnitOffload offload{};
   UnitUses uses{};
 

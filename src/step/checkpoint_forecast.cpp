@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "base/units.h"
+#include "config/node_groups.h"
 #include "model/spec/shard.h"
 #include "optim/types.h"
 #include "parallel/gradient_sums.h"
@@ -16,7 +17,8 @@ int64_t weight_bytes(const TensorSpec& tensor, const PrecisionConfig& precision)
 }
 
 int64_t checkpoint_bytes(const ModelSpec& spec, const StepConfig& config, int64_t data_ranks) {
-  int64_t bytes = all_residual_bytes(config.compression(), spec, config.parallel.tensor, data_ranks);
+  int64_t bytes =
+      all_residual_bytes(config.compression(), spec, config.parallel.tensor, data_ranks / ranks_of_residual(config));
   const StateColumns columns = state_columns(config);
   for (const TensorSpec& tensor : spec.tensors) {
     bytes += tensor.count() * weight_bytes(tensor, config.precision);

@@ -21,7 +21,7 @@ class PlanObserver : public ActionObserver {
       : log_(log),
         design_(design),
         program_(program),
-        block_of_(16 * num_action_kinds * (design.first_equal_unit.size() + 1), -1) {
+        block_of_(keys_of_unit * num_action_kinds * (design.first_equal_unit.size() + 1), -1) {
     step_.stages = design.stages;
     step_.actions.reserve(program.schedule.actions.size());
   }
@@ -67,9 +67,11 @@ class PlanObserver : public ActionObserver {
     const std::vector<MemoryPlace>& places = design_.choices.optimizer_state;
     const bool is_home =
         action.kind == ActionKind::update && !places.empty() && places[action.unit] == MemoryPlace::device;
-    return of_kind * 16 + (is_home ? 8 : 0) + (measures ? 4 : 0) + (action.micro_batch == 0 ? 2 : 0) +
-           (prepares ? 1 : 0);
+    return of_kind * keys_of_unit + 16 * static_cast<size_t>(action.phase) + (is_home ? 8 : 0) + (measures ? 4 : 0) +
+           (action.micro_batch == 0 ? 2 : 0) + (prepares ? 1 : 0);
   }
+
+  static constexpr size_t keys_of_unit = 48;  // keys of a unit's actions of one kind, with three phases
 
   EventLog& log_;
   const StepDesign& design_;

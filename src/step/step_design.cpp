@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/kinds.h"
 #include "config/axis_sizes.h"
+#include "config/node_groups.h"
 #include "config/parallelism.h"
 #include "model/micro_batch.h"
 #include "ops/plan/plan_backend.h"
@@ -78,8 +79,7 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model, c
   const UnitChoices& choices = design.choices.units;
   const bool keeps_narrow = design.sharding.gradients != DType::f32 || design.sharding.gradients_away;
   const bool in_islands = program.over_islands && design.sharding.replica_rank(ReplicaGroup::data).size > 1;
-  const bool sums_twice = compresses && design.messages.phases(design.sharding.cuts_state()) == 2;
-  const int32_t phases = in_islands || sums_twice ? 2 : 1;
+  const int phases = in_islands ? 2 : compresses ? design.messages.phases(design.sharding.cuts_state()) : 1;
   ScheduleOptions options{.micro_batches = static_cast<int32_t>(design.config.batch.accumulation),
                           .units = std::vector<UnitTraits>(model.num_layers()),
                           .stages = design.stages,
@@ -94,7 +94,8 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model, c
                           .averages = program.averages};
   for (size_t unit = 0; unit < options.units.size(); ++unit) {
     options.units[unit].kind = design.spec->units[unit].kind;
-    if (in_islands || (compresses && design.messages.units[unit].is_coded())) options.units[unit].sum_phases = phases;
+    if (in_islands || (compresses && design.messages.units[unit].is_coded()))
+      options.units[unit].sum_phases = static_cast<int8_t>(phases);
     set_recomputed(options.units[unit], static_cast<int32_t>(unit), choices[unit]);
     const LayerRecords& records = model.records(static_cast<int64_t>(unit));
     options.units[unit].uses = records.uses;
@@ -106,7 +107,7 @@ ScheduleOptions schedule_options(const StepDesign& design, const Model& model, c
 // Returns the bytes of a layer's parameters in buffers: of its unit, and behind it of its experts.
 UnitBufferBytes parameter_buffer_bytes(const StepDesign& design, size_t unit, bool compresses) {
   UnitBufferBytes bytes = unit_buffer_bytes(design.layout.units[unit], design.sharding);
-  if (compresses) bytes.narrow_gradients = design.messages.units[unit].buffer_bytes();
+  if (compresses) bytes.narrow_gradients = design.messages.units[unit].buffer_bytes(design.sharding.cuts_state());
   const int64_t experts = design.spec->units[unit].experts;
   if (experts < 0) return bytes;
   const UnitBufferBytes more = unit_buffer_bytes(design.layout.units[experts], design.sharding);
@@ -368,8 +369,9 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   StepDesign design =
       begin_design(config, groups, stages, make_sharding(config, choices, groups), state_columns(config));
   design.choices = std::move(choices);
-  design.messages =
-      make_gradient_messages(config.compression(), *design.spec, *design.shards, design.layout, design.tensor.size);
+  const int64_t of_residual = ranks_of_residual(config);
+  design.messages = make_gradient_messages(config.compression(), *design.spec, *design.shards, design.layout,
+                                           design.tensor.size, {of_residual, groups.data_rank() % of_residual});
   design.context = groups.on_context_axis();
   design.training_shape = step_shape(config, design.choices, design.context, true);
   design.evaluation_shape = step_shape(config, design.choices, design.context, false);
@@ -377,7 +379,7 @@ StepDesign design_step(const RunConfig& config, const Target& target, const Rank
   {
     const Model model = planned_model(design, design.training_shape, backend);
     design.first_equal_unit = find_equal_designs(model);
-    for (StepProgram& program : programs_of(config, config.run.steps, design.messages.num_residuals > 0)) {
+    for (StepProgram& program : programs_of(config, config.run.steps, design.messages.any_coded())) {
       const ScheduleOptions options = schedule_options(design, model, program);
       BufferBytes bytes = buffer_bytes(design, options.units, model, program.compresses);
       const bool is_like = like != nullptr && like->schedule.options == options && like->bytes == bytes;

@@ -72,7 +72,7 @@ void StepParts::make_parameters() {
 }
 
 void StepParts::make_compression() {
-  if (design->messages.num_residuals == 0) return;
+  if (!design->messages.any_coded()) return;
   const StepConfig& config = design->config;
   compression = std::make_unique<GradientCompression>(
       GradientCompression{.messages = design->messages,

@@ -13,9 +13,9 @@
 #include "checkpoint/contents.h"
 #include "checkpoint/folder.h"
 #include "checkpoint/model_check.h"
+#include "checkpoint/residual_kind.h"
 #include "checkpoint/shared_load.h"
 #include "comm/agree.h"
-#include "config/axis_sizes.h"
 #include "config/fields.h"
 #include "config/load.h"
 #include "data/left_out_samples.h"
@@ -137,19 +137,30 @@ void save_weights(const RunConfig& config, const TrainingStep& step, const RunPr
 
 namespace {
 
-// Loads the errors of compressed gradients: each rank its own, or where another number of data ranks has saved them, an
-// equal share of their sum. Loads factors of the same rank. Errors and factors that the checkpoint does not have stay
-// as they are. `saved`: the checkpoint's config.
+// Returns the number of copies of errors of compressed gradients in a checkpoint (residual_kind).
+int64_t num_residual_copies(const Contents& contents) {
+  int64_t copies = 0;
+  const auto has_next = [&] {
+    const auto found = contents.tensors.lower_bound(residual_kind(copies) + "/");
+    return found != contents.tensors.end() && found->first.starts_with(residual_kind(copies) + "/");
+  };
+  while (has_next()) ++copies;
+  return copies;
+}
+
+// Loads the errors of compressed gradients: each rank its own, or where another number of data ranks or nodes has saved
+// them, an equal share of their sum. Loads factors of the same rank. Errors and factors that the checkpoint does not
+// have stay as they are. Collective, as all ranks load. `saved_copies`: num_residual_copies of the checkpoint.
 void load_residuals(const fs::path& checkpoint, TrainingStep& step, const RankGroups& groups, const World& world,
-                    const StepConfig& saved, int64_t saved_world) {
-  const CompressionConfig& compression = saved.compression();
-  if (!step.design().keeps_residuals() || !compression.is_on() || !compression.error) return;
-  const int64_t saved_ranks = replicas_of_parameters(saved.parallel, saved_world);
+                    int64_t saved_copies) {
+  const CompressionConfig compression = step.design().config.compression();
+  if (!compression.is_on() || !compression.error || saved_copies == 0) return;
   const auto memory = make_slice_memory(step);
   const Matrix residuals(step.residuals_at(0), DType::f32, 1, step.design().messages.num_residuals);
   const Matrix loaded(step.residuals_at(1), DType::f32, 1, residuals.cols);
-  const bool as_saved = saved_ranks == groups.num_data_ranks();
-  for (int64_t from = 0; from < (as_saved ? 1 : saved_ranks); ++from) {
+  const int64_t copies = groups.num_data_ranks() / step.design().messages.in_node.size;
+  const bool as_saved = saved_copies == copies;
+  for (int64_t from = 0; from < (as_saved ? 1 : saved_copies); ++from) {
     load_on_all(checkpoint, groups, world, [&](const Contents& contents) {
       std::vector<StateSlice> pieces = step.residuals();
       std::vector<Slice> slices = slices_of(step, pieces, StatePart::all, memory.get());
@@ -165,7 +176,8 @@ void load_residuals(const fs::path& checkpoint, TrainingStep& step, const RankGr
       return slices;
     });
     if (as_saved) return;
-    const double share = 1 / static_cast<double>(groups.num_data_ranks());
+    const double share = 1 / static_cast<double>(copies);
+    if (residuals.cols == 0) continue;
     step.backend().run(WeightedSum{.a = loaded, .a_factor = share, .b = residuals, .b_factor = 1, .to = residuals});
   }
 }
@@ -188,7 +200,7 @@ RunProgress load_state(const fs::path& checkpoint, TrainingStep& step, const Ran
   });
   other_blocks->reencode();
   const Manifest& manifest = contents.stored.manifest;
-  load_residuals(checkpoint, step, groups, world, saved_config(checkpoint, manifest), manifest.world_size);
+  load_residuals(checkpoint, step, groups, world, num_residual_copies(contents));
   step.set_updates(manifest.progress.updates);
   step.set_amax_history(manifest.amax_history);
   if (manifest.loss_scale) step.set_loss_scale(*manifest.loss_scale);

@@ -103,8 +103,8 @@ std::unique_ptr<SliceMemory> make_slice_memory(const TrainingStep& step) {
   return std::make_unique<DeviceState>(step.backend());
 }
 
-std::string residual_name(int64_t data_rank, const TensorSpec& tensor) {
-  return fmt::format("{}/{}", residual_kind(data_rank), tensor.name);
+std::string residual_name(int64_t copy, const TensorSpec& tensor) {
+  return fmt::format("{}/{}", residual_kind(copy), tensor.name);
 }
 
 std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSlice>& pieces, StatePart part,
@@ -124,7 +124,9 @@ std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSl
       add_as(fmt::format("{}/{}", kind, spec.name), data, dtype);
     };
     if (piece.residual != nullptr) {
-      if (part == StatePart::all) add_as(residual_name(step.groups().data_rank(), spec), piece.residual, DType::f32);
+      if (part == StatePart::all)
+        add_as(residual_name(step.groups().data_rank() / step.design().messages.in_node.size, spec), piece.residual,
+               DType::f32);
       continue;
     }
     if (piece.factor != nullptr) {
@@ -171,11 +173,12 @@ StateSave make_state_save(const RunConfig& config, const TrainingStep& step, con
     num_tensors += of_column * (column.name == outer_momentum_column ? 1 : config.parallel.local_steps.islands);
   }
   const CompressionConfig& compression = config.compression();
-  if (part == StatePart::all && compression.error && step.groups().num_data_ranks() > 1) {
+  if (const int64_t copies = step.groups().num_data_ranks() / step.design().messages.in_node.size;
+      part == StatePart::all && compression.error && copies > 1) {
     const int64_t coded = std::count_if(tensors.begin(), tensors.end(), [&](const TensorSpec& tensor) {
       return codes_gradients(compression, tensor, config.parallel.tensor);
     });
-    num_tensors += coded * (step.groups().num_data_ranks() + (compression.facts().has_factors ? 1 : 0));
+    num_tensors += coded * (copies + (compression.facts().has_factors ? 1 : 0));
   }
   return {.out = out,
           .manifest = {.progress = progress,

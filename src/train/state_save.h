@@ -31,8 +31,9 @@ std::unique_ptr<SliceMemory> make_clone_memory(TrainingStep& step);
 std::vector<Slice> slices_of(const TrainingStep& step, const std::vector<StateSlice>& pieces, StatePart part,
                              SliceMemory* memory);
 
-// Returns the name that a checkpoint gives to one data rank's errors of a tensor (comm.compression).
-std::string residual_name(int64_t data_rank, const TensorSpec& tensor);
+// Returns the name that a checkpoint gives to a copy of the errors of a tensor: those of a data rank, or of a node
+// (comm.compression).
+std::string residual_name(int64_t copy, const TensorSpec& tensor);
 
 // The part of a save that one rank writes, and the manifest that rank 0 writes. Its slices refer to the memory of the
 // pieces.

@@ -83,16 +83,17 @@ class Data(CliCase):
 class CompressedGradients(CliCase):
     """The errors that ranks keep of compressed gradients, and the factors of a low rank."""
 
-    def resume(self, compression):
-        """Trains whole and in two calls; returns the config."""
-        config = self.write_run(comm={"compression": compression}, batch={"micro": 1}, checkpoint={"every_steps": 3})
-        self.train(config, "--ranks", "2", *overrides("run.out=whole"))
-        self.train(config, "--ranks", "2", "--steps", "3")
-        self.train(config, "--ranks", "2", "--resume", "latest")
-        for rank in range(2):
+    def resume(self, compression, ranks=2, of_node=1):
+        """Trains whole and in two calls; returns the config. Ranks of a node share one copy of the errors."""
+        config = self.write_run(comm={"compression": compression, **({"ranks_per_node": of_node} if of_node > 1 else {})},
+                                batch={"micro": 1}, checkpoint={"every_steps": 3})
+        self.train(config, "--ranks", ranks, *overrides("run.out=whole"))
+        self.train(config, "--ranks", ranks, "--steps", "3")
+        self.train(config, "--ranks", ranks, "--resume", "latest")
+        for rank in range(ranks):
             name = f"rank-{rank:05}.safetensors"
             self.assertEqual((self.checkpoint(6) / name).read_bytes(), (self.checkpoint(6, "whole") / name).read_bytes())
-            self.assertIn(b"residual.%03d/" % rank, (self.checkpoint(6) / name).read_bytes())
+            self.assertIn(b"residual.%03d/" % (rank // of_node), (self.checkpoint(6) / name).read_bytes())
         self.succeed("checkpoint", "verify", "out")
         self.assertIn("residual.001/", self.succeed("checkpoint", "inspect", "out"))
         return config
@@ -102,6 +103,26 @@ class CompressedGradients(CliCase):
         # One rank codes nothing and keeps no errors.
         self.train(config, "--resume", "latest", *overrides("run.steps=7"))
         self.assertNotIn("residual.", self.succeed("checkpoint", "inspect", "out"))
+
+    def test_between_nodes(self):
+        codes = {"kind": "int8", "min_elements": 256, "between": "nodes"}
+        config = self.resume(codes, ranks=4, of_node=2)
+        self.assertNotIn("residual.002/", self.succeed("checkpoint", "inspect", "out"))
+        # Nodes of one rank, and ranks on one node, have no sums of their own to compress.
+        for nodes in ("1", "4"):
+            self.refuse(USAGE, 'comm.compression: between = "nodes": needs several nodes', "train", config, "--ranks", "4",
+                        *overrides(f"comm.ranks_per_node={nodes}", "run.out=refused"))
+        process = self.start("train", config, "--ranks", "4", *overrides("run.out=killed", "run.steps=100000000"))
+        self.wait_until(lambda: process.stdout.readline().startswith("step 8/"), process)
+        process.kill()
+        process.wait()
+        newest = self.checkpoint_steps("killed")[-1]
+        for out, start in (("killed", ["--resume"]), ("straight", [])):
+            self.train(config, "--ranks", "4", *start, *overrides(f"run.out={out}", f"run.steps={newest + 2}"))
+        for rank in range(4):
+            name = f"rank-{rank:05}.safetensors"
+            self.assertEqual((self.checkpoint(newest + 2, "killed") / name).read_bytes(),
+                             (self.checkpoint(newest + 2, "straight") / name).read_bytes())
 
     def test_sketches(self):
         self.resume({"kind": "sketch", "min_elements": 256, "share": 0.05})

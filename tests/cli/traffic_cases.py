@@ -113,7 +113,9 @@ class ContextTraffic(PreloadCase):
         config = self.write_run(model={"num_layers": LAYERS, "hidden_size": HEADS * HEAD_SIZE, "num_heads": HEADS,
                                        "sequence_length": TOKENS}, batch={"global": SAMPLES, "micro": 1},
                                 run={"steps": steps, "threads": 1}, comm={"ranks_per_node": 2})
+        codes = 'comm.compression={"kind": "int8", "between": "nodes", "min_elements": 1024}'
         cases = {"node": (["comm.hierarchy=node", "parallel.zero=1"], ("node", "nodes")),
+                 "codes": ([codes, "parallel.zero=1"], ("node", "nodes")),
                  "copies": (["parallel.zero=3", "parallel.zero_node_copy=true"], ("data", "islands"))}
         for name, (settings, groups) in cases.items():
             arguments = [config, *overrides(f"run.out={name}", "checkpoint.every_steps=0", *settings)]
@@ -122,8 +124,11 @@ class ContextTraffic(PreloadCase):
             links = {row["group"]: row["link"] for row in plan["traffic"]}
             self.assertEqual([links[group] for group in groups], ["within a node", "between nodes"])
             for operation, collective in enumerate(("all_reduce", "reduce_scatter", "all_gather")):
-                times = steps + (name == "node" and collective == "all_gather")  # whole weights are gathered at the start
+                times = steps + (name != "copies" and collective == "all_gather")  # whole weights are gathered at the start
                 planned = times * sum(row["sent_bytes"] for row in plan["traffic"]
                                       if row["collective"] == collective and row["group"] in groups)
                 with self.subTest(name, collective=collective):
                     self.assertEqual([sent.get((operation, F32), 0) for sent in found], [planned] * 4)
+            planned = steps * sum(row["sent_bytes"] for row in plan["traffic"] if row["collective"] == "all_to_all_v")
+            self.assertEqual(found[0].get((ALL_TO_ALL_V, U8), 0), planned)
+            self.assertEqual(planned > 0, name == "codes")

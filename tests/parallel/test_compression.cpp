@@ -1,8 +1,11 @@
 // Steps with compressed gradients: planned memory, ranks that agree, and losses like those of plain sums.
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fmt/format.h>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <unistd.h>
@@ -25,6 +28,7 @@ using namespace gptrain::testing;
 namespace {
 
 const std::string int8 = R"(comm.compression={"kind": "int8", "min_elements": 1000})";
+const std::string between_nodes = R"(comm.compression={"kind": "int8", "min_elements": 1000, "between": "nodes"})";
 const std::string largest = R"(comm.compression={"kind": "topk", "min_elements": 1000, "share": 0.05})";
 const std::string sketch = R"(comm.compression={"kind": "sketch", "min_elements": 1000, "share": 0.05, "rank": 3})";
 const std::string low_rank = R"(comm.compression={"kind": "powersgd", "min_elements": 1000, "rank": 3})";
@@ -79,6 +83,21 @@ TEST_CASE("steps with compressed gradients use the planned memory, and their los
        .ranks = 4,
        .compression = sketch,
        .norm_bound = 0.9},
+      {.overrides = {"parallel.zero=0", "comm.ranks_per_node=2", "batch.micro=1"},
+       .ranks = 4,
+       .compression = between_nodes},
+      {.overrides = {"parallel.zero=1", "comm.ranks_per_node=3", "batch.micro=1", "precision.compute=bf16"},
+       .ranks = 6,
+       .compression = between_nodes},
+      {.overrides = {"parallel.zero=3", "parallel.tensor=2", "comm.ranks_per_node=4", "batch.micro=1"},
+       .ranks = 8,
+       .compression = between_nodes},
+      {.overrides = {"parallel.zero=2", "parallel.context=2", "model.sequence_length=20", "comm.ranks_per_node=2"},
+       .ranks = 4,
+       .compression = between_nodes},
+      {.overrides = {"parallel.zero=0", "parallel.pipeline=3", "comm.ranks_per_node=2", "batch.micro=1"},
+       .ranks = 12,
+       .compression = between_nodes},
       {.overrides = {"parallel.zero=0"}, .ranks = 3},
       {.overrides = {"parallel.zero=1", "precision.compute=bf16", "precision.residual=fp32"}, .ranks = 2},
       {.overrides = {"parallel.zero=3", "parallel.tensor=2", "parallel.sequence=true"}, .ranks = 4},
@@ -304,7 +323,95 @@ void check_resumes(const std::vector<std::string>& keys, const std::vector<int64
   fs::remove_all(out);
 }
 
+// Sums of the ranks' errors, by tensor and element of the global tensor.
+class AllErrors {
+ public:
+  // Adds a rank's errors. Thread-safe.
+  void add(const TrainingStep& step) {
+    const std::lock_guard lock(mutex_);
+    for (const StateSlice& piece : step.residuals()) {
+      const int64_t cols = step.spec().tensors[static_cast<size_t>(piece.tensor)].shape.back();
+      std::vector<double>& sums = sums_[piece.tensor];
+      sums.resize(static_cast<size_t>(step.spec().tensors[static_cast<size_t>(piece.tensor)].count()));
+      for (int64_t i = 0; i < piece.count(); ++i) {
+        const int64_t row = piece.offset[0] + i / piece.shape[1], col = piece.offset[1] + i % piece.shape[1];
+        sums[static_cast<size_t>(row * cols + col)] += static_cast<double>(piece.residual[i]);
+      }
+    }
+  }
+  // Returns the norm of the difference to other sums, divided by their norm.
+  double difference(const AllErrors& other) const {
+    double off = 0, size = 0;
+    for (const auto& [tensor, sums] : other.sums_) {
+      for (size_t i = 0; i < sums.size(); ++i) {
+        off += std::pow(sums_.at(tensor).at(i) - sums[i], 2);
+        size += sums[i] * sums[i];
+      }
+    }
+    return size == 0 ? 1 : std::sqrt(off / size);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<int64_t, std::vector<double>> sums_;
+};
+
 }  // namespace
+
+TEST_CASE("errors of sums between nodes resume to the bit, and pass to other layouts with their sum") {
+  namespace fs = std::filesystem;
+  const fs::path out = fs::temp_directory_path() / fmt::format("between-nodes-{}", getpid());
+  for (const std::string zero : {"parallel.zero=0", "parallel.zero=2"}) {
+    INFO(zero);
+    const auto of = [&](const std::string& compression, int64_t ranks, int64_t of_node) {
+      RunConfig config =
+          config_of({zero, compression, fmt::format("comm.ranks_per_node={}", of_node), "batch.micro=1"}, ranks);
+      config.run.out = out.string();
+      return config;
+    };
+    // Trains `steps` steps, after those of the checkpoint if it loads; saves after two. Adds up the errors then.
+    const auto train = [&](const RunConfig& config, int64_t ranks, bool loads, int64_t steps, AllErrors& errors) {
+      const int64_t first = loads ? 2 : 0;
+      std::vector<double> losses;
+      on_ranks(config, ranks, nullptr, {}, [&](RankContext& rank) {
+        RandomBatches batches(config, first * config.batch.global, rank.groups.sample_rank(),
+                              rank.groups.num_sample_ranks());
+        if (loads) load_state(list_checkpoints(out).front().path, rank.step, rank.groups, rank.world);
+        for (int64_t step = first; step <= first + steps; ++step) {
+          if (step == 2) errors.add(rank.step);
+          if (step == 2 && !loads)
+            save_state(config, rank.step, {.step = 2, .samples = 2 * config.batch.global, .updates = 2}, rank.groups,
+                       rank.world);
+          if (step == first + steps) break;
+          const double loss = rank.step.run(1e-2, batches).loss;
+          if (rank.groups.rank() == 0) losses.push_back(loss);
+        }
+      });
+      return losses;
+    };
+    AllErrors saved, same;
+    const RunConfig config = of(between_nodes, 4, 2);
+    const std::vector<double> whole = train(config, 4, false, 4, saved);
+    const fs::path checkpoint = list_checkpoints(out).front().path;
+    CHECK_NOTHROW(verify_checkpoint(checkpoint));
+    CHECK_NOTHROW(check_model(checkpoint));
+    CHECK(train(config, 4, true, 2, same) == std::vector<double>(whole.begin() + 2, whole.end()));
+    CHECK(same.difference(saved) == 0);
+    struct Other {
+      std::string compression;
+      int64_t ranks, of_node;
+    };
+    for (const auto& [compression, ranks, of_node] :
+         {Other{between_nodes, 6, 3}, {between_nodes, 6, 2}, {int8, 3, 0}, {int8, 2, 0}}) {
+      INFO(compression << " " << ranks);
+      AllErrors passed;
+      const std::vector<double> losses = train(of(compression, ranks, of_node), ranks, true, 1, passed);
+      CHECK(passed.difference(saved) < 1e-6);
+      CHECK(losses[0] == Approx(whole[2]).epsilon(1e-5));
+    }
+    fs::remove_all(out);
+  }
+}
 
 TEST_CASE("1-bit Adam resumes to the bit with the errors of all ranks, also before its variances freeze") {
   check_resumes({"optimizer.type=onebit-adam", "optimizer.freeze_step=2"}, {1, 4});

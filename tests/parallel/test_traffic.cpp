@@ -10,13 +10,7 @@
 #include "catch.h"
 #include "counting_group.h"
 #include "model_fixture.h"
-#include "parallel/compressed_reducer.h"
-#include "parallel/gradient_sums.h"
-#include "parallel/low_rank_reducer.h"
-#include "parallel/sketch_reducer.h"
-#include "parallel/sparse_reducer.h"
-#include "ranks.h"
-#include "wrappers.h"
+#include "traffic.h"
 
 namespace test_traffic {
 
@@ -24,38 +18,6 @@ using namespace gptrain;
 using namespace gptrain::testing;
 
 namespace {
-
-// Counts calls by the plan's own rules for bytes.
-class CountingCommunicator final : public ForwardingCommunicator {
- public:
-  CountingCommunicator(std::unique_ptr<Communicator> inner, TrafficTable& traffic)
-      : ForwardingCommunicator(std::move(inner)), counter_(rank(), size(), traffic) {}
-
-  void all_reduce(void* data, int64_t count, DType dtype, ReduceOp op) override {
-    counter_.all_reduce(data, count, dtype, op);
-    ForwardingCommunicator::all_reduce(data, count, dtype, op);
-  }
-  void reduce_scatter(const void* in, void* out, int64_t count, DType dtype, ReduceOp op) override {
-    counter_.reduce_scatter(in, out, count, dtype, op);
-    ForwardingCommunicator::reduce_scatter(in, out, count, dtype, op);
-  }
-  void all_gather(const void* in, void* out, int64_t count, DType dtype) override {
-    counter_.all_gather(in, out, count, dtype);
-    ForwardingCommunicator::all_gather(in, out, count, dtype);
-  }
-  void all_to_all_v(const void* in, std::span<const PeerPart> sent, void* out, std::span<const PeerPart> received,
-                    DType dtype) override {
-    counter_.all_to_all_v(in, sent, out, received, dtype);
-    ForwardingCommunicator::all_to_all_v(in, sent, out, received, dtype);
-  }
-  void broadcast(void* data, int64_t count, DType dtype, int root) override {
-    counter_.broadcast(data, count, dtype, root);
-    ForwardingCommunicator::broadcast(data, count, dtype, root);
-  }
-
- private:
-  CountingGroup counter_;
-};
 
 // Formulas on P ranks: an all-reduce of n bytes sends 2 n (P - 1) / P; a reduce-scatter or all-gather with n bytes per
 // rank (P - 1) n.
@@ -233,23 +195,6 @@ TrafficTable world_traffic(const Sizes& s, const ModelSpec& spec) {
   return e.table;
 }
 
-// Calls body(lane, group, operation).
-template <typename Body>
-void for_each_entry(const Body& body) {
-  for (size_t lane = 0; lane < num_lanes; ++lane) {
-    for (size_t group = 0; group < num_group_kinds; ++group)
-      for (size_t operation = 0; operation < num_operations; ++operation) body(lane, group, operation);
-  }
-}
-
-void check_equal(const LaneTraffic& actual, const LaneTraffic& expected) {
-  for_each_entry([&](size_t lane, size_t group, size_t operation) {
-    INFO(lane_names[lane] << ": " << group_names[group] << " " << operation_names[operation]);
-    CHECK(actual[lane][group][operation].calls == expected[lane][group][operation].calls);
-    CHECK(actual[lane][group][operation].sent_bytes == expected[lane][group][operation].sent_bytes);
-  });
-}
-
 struct Layout {
   Family family;
   int64_t tensor, data, zero;
@@ -344,45 +289,6 @@ const Layout layouts[] = {
                    "model.sequence_length=20"}},
 };
 
-// The traffic of each rank's second step: in its plan, and counted at the groups.
-struct StepTraffic {
-  std::vector<LaneTraffic> planned, counted;
-};
-
-constexpr size_t no_program = std::numeric_limits<size_t>::max();
-
-StepTraffic traffic_of(const RunConfig& config, int64_t world_size, size_t other_program = no_program) {
-  StepTraffic traffic;
-  traffic.planned.resize(static_cast<size_t>(world_size));
-  traffic.counted.resize(static_cast<size_t>(world_size));
-  std::vector<LaneTraffic> of_first_step(static_cast<size_t>(world_size));
-  Wrapping wrapping;
-  wrapping.group = [&](int64_t rank, LaneKind lane, GroupKind kind, std::unique_ptr<Communicator> group) {
-    LaneTraffic& of_rank = traffic.counted[static_cast<size_t>(rank)];
-    return std::make_unique<CountingCommunicator>(std::move(group),
-                                                  of_rank[static_cast<size_t>(lane)][static_cast<size_t>(kind)]);
-  };
-  on_ranks(config, world_size, nullptr, wrapping, [&](RankContext& rank) {
-    const auto index = static_cast<size_t>(rank.groups.rank());
-    RandomBatches batches(config, 0, rank.groups.sample_rank(), rank.groups.num_sample_ranks());
-    if (other_program != no_program) rank.step.use_program(other_program);
-    rank.step.run(1e-3, batches);
-    rank.step.state();  // waits for gathers in progress
-    of_first_step[index] = traffic.counted[index];
-    rank.step.run(1e-3, batches);
-    traffic.planned[index] =
-        other_program == no_program ? rank.plan.traffic : rank.plan.other_traffic[other_program].traffic;
-  });
-  for (size_t rank = 0; rank < traffic.counted.size(); ++rank) {
-    for_each_entry([&](size_t lane, size_t group, size_t i) {
-      Traffic& counted = traffic.counted[rank][lane][group][i];
-      counted.calls -= of_first_step[rank][lane][group][i].calls;
-      counted.sent_bytes -= of_first_step[rank][lane][group][i].sent_bytes;
-    });
-  }
-  return traffic;
-}
-
 }  // namespace
 
 TEST_CASE("each group of each lane sends the bytes of the closed formulas, in the plan and in a run") {
@@ -473,64 +379,6 @@ TEST_CASE("ranks that communicate by node send the bytes of the closed formulas"
   }
 }
 
-static int64_t sum_bytes(const LaneTraffic& all, Operation operation) {
-  const auto& of_ranks = all[static_cast<size_t>(LaneKind::gradients)][static_cast<size_t>(GroupKind::data)];
-  return of_ranks[static_cast<size_t>(operation)].sent_bytes;
-}
-
-// With one message for each piece of P ranks, a rank sends the messages of the others' pieces, and with ZeRO 0 its own
-// piece's to each of them. A unit without coded elements is summed as it is.
-TEST_CASE("ranks send the bytes of their messages of compressed gradients") {
-  struct Case {
-    int64_t tensor, data;
-    std::vector<std::string> overrides;
-  };
-  const std::string int8 = R"(comm.compression={"kind": "int8", "min_elements": 2000})";
-  const std::string int4 = R"(comm.compression={"kind": "int4", "min_elements": 2000})";
-  const std::string largest = R"(comm.compression={"kind": "topk", "min_elements": 2000, "share": 0.02})";
-  const std::vector<Case> cases = {{1, 3, {"parallel.zero=0", int8}},
-                                   {1, 2, {"parallel.zero=1", int4, "precision.compute=bf16"}},
-                                   {1, 3, {"parallel.zero=0", "optimizer.type=onebit-adam", "optimizer.freeze_step=3"}},
-                                   {1, 3, {"parallel.zero=0", largest}},
-                                   {2, 2, {"parallel.zero=3", int8, "model.num_heads=4", "batch.micro=1"}}};
-  for (const Case& layout : cases) {
-    std::vector<std::string> overrides = {"batch.global=12", "batch.micro=2",
-                                          fmt::format("parallel.tensor={}", layout.tensor)};
-    overrides.insert(overrides.end(), layout.overrides.begin(), layout.overrides.end());
-    const int64_t world_size = layout.tensor * layout.data;
-    const RunConfig config = small_config(Family::gpt2, overrides, world_size);
-    INFO(layout.overrides[1]);
-    const ModelSpec spec = make_spec(config.model);
-    const std::vector<TensorShard> shards = shard_tensors(spec, {layout.tensor, 0});
-    const ParameterLayout parameters = make_layout(spec, shards, {layout.data, 1});
-    const GradientMessages messages =
-        make_gradient_messages(config.compression(), spec, shards, parameters, layout.tensor);
-    const StepTraffic traffic = traffic_of(config, world_size);
-    for (int64_t rank = 0; rank < world_size; ++rank) {
-      INFO("rank " << rank);
-      int64_t sent = 0, plain = 0, largest_sent = 0;
-      for (size_t unit = 0; unit < messages.units.size(); ++unit) {
-        plain += parameters.units[unit].piece_elements() * 4 * (layout.data - 1);
-        for (const SparseMatrix& matrix : messages.units[unit].as<UnitSparse>().matrices)
-          largest_sent += ((matrix.count + 49) / 50) * 8 * (layout.data - 1);
-        for (int64_t peer = 0; peer < std::ssize(messages.units[unit].as<UnitPieces>().pieces); ++peer) {
-          const int64_t own = rank / layout.tensor;
-          if (peer == own) continue;
-          sent += messages.units[unit].as<UnitPieces>().pieces[static_cast<size_t>(peer)].bytes;
-          if (config.parallel.zero == 0)
-            sent += messages.units[unit].as<UnitPieces>().pieces[static_cast<size_t>(own)].bytes;
-        }
-      }
-      if (cuts_gradients(config.parallel.zero)) sent *= config.batch.accumulation;
-      const auto index = static_cast<size_t>(rank);
-      check_equal(traffic.counted[index], traffic.planned[index]);
-      CHECK(sum_bytes(traffic.planned[index], Operation::all_to_all_v) == sent);
-      CHECK(sum_bytes(traffic.planned[index], Operation::all_gather) == largest_sent);
-      if (config.parallel.zero == 1) CHECK(sent < plain / 2);
-    }
-  }
-}
-
 // An averaging sends the bytes of a local step, and the sums of all weights between islands. A local step sends no
 // parameters or gradients between islands.
 TEST_CASE("islands send their weights in averagings only, and gradients in warm-up steps only") {
@@ -557,42 +405,6 @@ TEST_CASE("islands send their weights in averagings only, and gradients in warm-
         check_equal(traffic.counted[rank], traffic.planned[rank]);
         CHECK(between(traffic.planned[rank]).sent_bytes == expected[std::min<size_t>(program, 2)]);
       }
-    }
-  }
-}
-
-// Ranks sum the left factors, or sketches, and all that is not coded; then the right factors, or one element in 50.
-TEST_CASE("ranks send the bytes of the factors or sketches of their gradients") {
-  const std::string low_rank = R"("powersgd")", sketch = R"("sketch", "share": 0.02)";
-  for (const auto& [zero, kind] : {std::pair{"0", low_rank}, {"1", low_rank}, {"0", sketch}, {"1", sketch}}) {
-    INFO("ZeRO " << zero << ", " << kind);
-    const RunConfig config = small_config(Family::gpt2,
-                                          {"batch.global=12", "batch.micro=2", std::string("parallel.zero=") + zero,
-                                           R"(comm.compression={"min_elements": 1000, "kind": )" + kind + "}"},
-                                          3);
-    const ModelSpec spec = make_spec(config.model);
-    const std::vector<TensorShard> shards = shard_tensors(spec, {1, 0});
-    const ParameterLayout parameters = make_layout(spec, shards, {3, 1});
-    const GradientMessages messages = make_gradient_messages(config.comm.compression, spec, shards, parameters, 1);
-    TrafficTable expected{};
-    for (const UnitMessages& unit : messages.units) {
-      if (!unit.is_coded()) continue;
-      const auto& factors = unit.as<UnitFactors>();
-      const auto& sketches = unit.as<UnitSketches>();
-      for (const SketchedMatrix& matrix : sketches.matrices) CHECK(matrix.kept == (matrix.count + 49) / 50);
-      CountingGroup group(0, 3, expected);
-      for (const int64_t elements :
-           {factors.first_phase + sketches.first_phase, factors.second_phase + sketches.second_phase})
-        group.all_reduce(nullptr, elements, DType::f32, ReduceOp::sum);
-    }
-    const StepTraffic traffic = traffic_of(config, 3);
-    int64_t plain = 0;
-    for (const UnitRange& unit : parameters.units) plain += 2 * unit.piece_elements() * 4 * 2;
-    for (size_t rank = 0; rank < 3; ++rank) {
-      check_equal(traffic.counted[rank], traffic.planned[rank]);
-      const int64_t sent = sum_bytes(traffic.planned[rank], Operation::all_reduce);
-      CHECK(sent >= expected[static_cast<size_t>(Operation::all_reduce)].sent_bytes);
-      CHECK(sent < plain / 2);
     }
   }
 }

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "config/node_groups.h"
 #include "ops/backend.h"
 #include "optim/types.h"
 #include "parallel/compressed_reducer.h"
@@ -34,7 +35,9 @@ class SummingRank {
                   .replica_ranks = {groups_.replica_rank(ReplicaGroup::data),
                                     groups_.replica_rank(ReplicaGroup::expert_data)}},
         layout_(make_layout(spec_, shards_, sharding_.replica_counts())),
-        messages_(make_gradient_messages(config_.compression(), spec_, shards_, layout_, 1)),
+        messages_(
+            make_gradient_messages(config_.compression(), spec_, shards_, layout_, 1,
+                                   {ranks_of_residual(config_), groups_.data_rank() % ranks_of_residual(config_)})),
         columns_(optimizer_columns(config_.optimizer)) {
     const ParameterBytes bytes = parameter_bytes(layout_, sharding_, columns_);
     weights_.resize(static_cast<size_t>(bytes.weights));

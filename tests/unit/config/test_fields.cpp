@@ -141,7 +141,7 @@ const std::map<std::string, Sample> samples = {
     {"memory.offload_activations", {R"("hidden")", {}}},
     {"memory.activation_bits", {"3", {}}},
     {"memory.saved_inputs", {"8", {}}},
-    {"comm.compression", {R"({"kind":"int8","error":false,"start_step":3,"min_elements":4096})", {}}},
+    {"comm.compression", {R"({"kind":"int8","error":false,"start_step":3,"min_elements":4096,"between":"nodes"})", {}}},
     {"comm.weights", {R"("int8")", {"parallel.zero=3", "precision.compute=bf16"}}},
     {"comm.hierarchy", {R"("node")", {}}},
     {"comm.ranks_per_node", {"4", {}}},

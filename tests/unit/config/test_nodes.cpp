@@ -118,6 +118,32 @@ TEST_CASE("a copy of the state on each node is refused where nodes have no data 
   CHECK(refused_choice(copies, 8, 4).empty());
 }
 
+TEST_CASE("sums that are compressed between nodes go by node, and are refused where nodes have no data ranks to sum") {
+  const Overrides between = {R"(comm.compression={"kind":"int8","between":"nodes"})"};
+  const RunConfig config = chosen(between, 8, 4, false);
+  CHECK(config.parallel.node_replicas.dense == 4);
+  CHECK(config.comm.hierarchy == CommHierarchy::node);
+  CHECK(ranks_of_residual(config) == 4);
+  CHECK(ranks_of_residual(chosen({R"(comm.compression={"kind":"int8"})"}, 8, 4)) == 1);
+  CHECK(hierarchy_text(config, 8) ==
+        "data ranks communicate by node: 4 on each of 2 nodes, with gradients compressed between nodes");
+  const std::string before =
+      "comm.compression: between = \"nodes\": needs several nodes with equally many of the ranks that hold the same "
+      "parameters, at least two each, but ";
+  const std::string after = " (try \"all\"; comm.ranks_per_node says which ranks count as a node)";
+  CHECK(refused_choice(between, 8, 0) == before + "all are on one node" + after);
+  CHECK(refused_choice(between, 8, 1) == before + "each node has one" + after);
+  CHECK(refused_choice(between, 8, 3) == before + "they lie otherwise" + after);
+  CHECK(fault({between.front(), "comm.hierarchy=flat"}) ==
+        "comm.hierarchy = \"flat\": must be \"auto\" or \"node\" if comm.compression works between nodes (try "
+        "\"auto\")");
+  for (const std::string kind : {"powersgd", "topk", "sketch"})
+    CHECK(fault({R"(comm.compression={"between":"nodes","kind":")" + kind + "\"}"}) ==
+          "comm.compression = {...}: of kind \"" + kind +
+              "\" needs between = \"all\": between nodes a rank sums a share of each layer, not whole matrices (try "
+              "{\"kind\": \"int8\", \"between\": \"nodes\"})");
+}
+
 TEST_CASE("keys of communication by node are refused where they have no effect or no rule") {
   CHECK(fault({"parallel.zero_node_copy=true"}) ==
         "parallel.zero_node_copy = true: has no effect unless parallel.zero is greater than 0 (try --set "

@@ -95,13 +95,13 @@ class Rank : testing::SummingRank {
   static bool is_late(int64_t element, int step) { return element % 11 == 3 && step < freeze_step; }
 
   void take_step(ParameterExchange& exchange, Optimizer& optimizer, int64_t unit, int step) {
-    std::vector<std::byte> buffer(static_cast<size_t>(messages_of(unit).buffer_bytes()));
+    std::vector<std::byte> buffer(static_cast<size_t>(messages_of(unit).buffer_bytes(false)));
     const ParameterExchange::Gradients of{store_->whole(unit).gradients, buffer.data()};
     for_each_element(unit, [&](int64_t at, double) {
       reinterpret_cast<float*>(of.whole)[at] = is_late(at, step) ? 0 : gradient_of(unit, at, rank_, step);
     });
     exchange.begin_sum(unit, of);
-    if (step >= freeze_step && messages_of(unit).is_coded()) exchange.go_on_with_sum(unit, of);
+    if (step >= freeze_step && messages_of(unit).is_coded()) exchange.go_on_with_sum(unit, of, 1);
     exchange.await_sum(unit, of, 0);
     optimizer.update(unit);
     exchange.end_step(unit);

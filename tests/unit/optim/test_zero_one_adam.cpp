@@ -61,7 +61,7 @@ class Rank : testing::SummingRank {
                  bool skips) {
     const ZeroOneStep kind = zero_one_step(config_.optimizer, done, steps);
     const bool is_alone = kind == ZeroOneStep::local || kind == ZeroOneStep::exchange;
-    std::vector<std::byte> buffer(static_cast<size_t>(messages_of(unit).buffer_bytes()));
+    std::vector<std::byte> buffer(static_cast<size_t>(messages_of(unit).buffer_bytes(false)));
     const UnitGradients of{store_->whole(unit).gradients, buffer.data()};
     for (int64_t i = 0; i < range(unit).elements; ++i) {
       const bool is_late = i % 11 == 3 && done < freeze_step;
@@ -77,7 +77,7 @@ class Rank : testing::SummingRank {
     ParameterExchange& exchange = kind == ZeroOneStep::variance ? plain : coded;
     if (!is_alone) {
       exchange.begin_sum(unit, of);
-      if (kind == ZeroOneStep::moment) exchange.go_on_with_sum(unit, of);
+      if (kind == ZeroOneStep::moment) exchange.go_on_with_sum(unit, of, 1);
       exchange.await_sum(unit, of, 0);
     }
     optimizer.measure();

@@ -10,6 +10,7 @@
 
 #include "base/error.h"
 #include "catch.h"
+#include "config/node_groups.h"
 #include "model_fixture.h"
 #include "ops/backend.h"
 #include "parallel/compressed_reducer.h"
@@ -88,7 +89,7 @@ class Rank : testing::SummingRank {
             static_cast<float>(hashed(i % matrices[m].cols, static_cast<int64_t>(m) + 200, i / matrices[m].cols, 5));
     }
     ParameterExchange exchange = make_exchange();
-    std::vector<std::byte> buffer(static_cast<size_t>(messages_.units[unit].buffer_bytes()));
+    std::vector<std::byte> buffer(static_cast<size_t>(messages_.units[unit].buffer_bytes(sharding_.cuts_state())));
     const ParameterExchange::Gradients of{store_->whole(unit).gradients, buffer.data()};
     auto* const gradients = reinterpret_cast<float*>(of.whole);
     for (size_t step = 0; step < golden.at("sums")[0].size(); ++step) {
@@ -97,7 +98,7 @@ class Rank : testing::SummingRank {
           gradients[matrices[m].first + i] =
               reference_gradient(static_cast<int64_t>(m), i, matrices[m].cols, rank_, static_cast<int64_t>(step));
       exchange.begin_sum(unit, of);
-      exchange.go_on_with_sum(unit, of);
+      exchange.go_on_with_sum(unit, of, 1);
       exchange.await_sum(unit, of, 0);
       exchange.end_step(unit);
       for (size_t m = 0; m < matrices.size(); ++m)
@@ -110,7 +111,7 @@ class Rank : testing::SummingRank {
     constexpr int64_t unit = 1;
     const auto products = static_cast<int64_t>(config_.comm.compression.rank);
     ParameterExchange exchange = make_exchange();
-    std::vector<std::byte> buffer(static_cast<size_t>(messages_.units[unit].buffer_bytes()));
+    std::vector<std::byte> buffer(static_cast<size_t>(messages_.units[unit].buffer_bytes(sharding_.cuts_state())));
     const ParameterExchange::Gradients of{store_->whole(unit).gradients, buffer.data()};
     auto* const gradients = reinterpret_cast<float*>(of.whole);
     const auto gradient = [&](const LowRankMatrix& matrix, int64_t i, int64_t rank) {
@@ -119,7 +120,7 @@ class Rank : testing::SummingRank {
     for (const LowRankMatrix& matrix : messages_.units[unit].as<UnitFactors>().matrices)
       for (int64_t i = 0; i < matrix.rows * matrix.cols; ++i) gradients[matrix.first + i] = gradient(matrix, i, rank_);
     exchange.begin_sum(unit, of);
-    exchange.go_on_with_sum(unit, of);
+    exchange.go_on_with_sum(unit, of, 1);
     exchange.await_sum(unit, of, 0);
     for (const LowRankMatrix& matrix : messages_.units[unit].as<UnitFactors>().matrices) {
       double off = 0, size = 0;
@@ -153,7 +154,7 @@ class Rank : testing::SummingRank {
         }
     }
     ParameterExchange exchanges[] = {make_exchange(), make_exchange(true)};
-    std::vector<std::byte> buffer(static_cast<size_t>(messages_.units[unit].buffer_bytes()));
+    std::vector<std::byte> buffer(static_cast<size_t>(messages_.units[unit].buffer_bytes(sharding_.cuts_state())));
     const ParameterExchange::Gradients of{store_->whole(unit).gradients, buffer.data()};
     auto* const gradients = reinterpret_cast<float*>(of.whole);
     for (int64_t step = 0; step < 5; ++step) {
@@ -188,7 +189,7 @@ class Rank : testing::SummingRank {
   void check_few() {
     constexpr int64_t unit = 1;
     ParameterExchange exchange = make_exchange();
-    std::vector<std::byte> buffer(static_cast<size_t>(messages_.units[unit].buffer_bytes()));
+    std::vector<std::byte> buffer(static_cast<size_t>(messages_.units[unit].buffer_bytes(sharding_.cuts_state())));
     const ParameterExchange::Gradients of{store_->whole(unit).gradients, buffer.data()};
     auto* const gradients = reinterpret_cast<float*>(of.whole);
     const auto gradient = [](int64_t i, int64_t rank) {
@@ -196,7 +197,7 @@ class Rank : testing::SummingRank {
     };
     for (int64_t i = 0; i < range(unit).elements; ++i) gradients[i] = gradient(i, rank_);
     exchange.begin_sum(unit, of);
-    exchange.go_on_with_sum(unit, of);
+    exchange.go_on_with_sum(unit, of, 1);
     exchange.await_sum(unit, of, 0);
     exchange.end_step(unit);
     expect(!messages_of(unit).as<UnitSketches>().matrices.empty(), "nothing is sketched");
@@ -285,18 +286,19 @@ class Rank : testing::SummingRank {
     all.applied.resize(static_cast<size_t>(range(unit).elements));
     all.gradients.resize(all.applied.size());
     std::vector<float> bucket(all.applied.size());
-    std::vector<std::byte> buffer(static_cast<size_t>(messages.buffer_bytes()));
+    std::vector<std::byte> buffer(static_cast<size_t>(messages.buffer_bytes(sharding_.cuts_state())));
     for (int64_t micro_batch = 0; micro_batch < sums; ++micro_batch) {
       const int64_t number = step * sums + micro_batch;
       std::byte* const whole = store_->whole(unit, nullptr, reinterpret_cast<std::byte*>(bucket.data())).gradients;
       for (int64_t i = 0; i < range(unit).elements; ++i) {
         reinterpret_cast<float*>(whole)[i] = gradient_of(unit, i, rank_, number);
-        for (int64_t rank = 0; rank < num_ranks && step != skipped_step; ++rank)
+        for (int64_t rank = 0; rank < groups_.num_data_ranks() && step != skipped_step; ++rank)
           all.gradients[static_cast<size_t>(i)] += static_cast<double>(gradient_of(unit, i, rank, number));
       }
       const ParameterExchange::Gradients of{whole, buffer.data()};
       exchange.begin_sum(unit, of);
-      if (messages.is_coded() && messages_.phases(sharding_.cuts_state()) == 2) exchange.go_on_with_sum(unit, of);
+      const int phases = messages.is_coded() ? messages_.phases(sharding_.cuts_state()) : 1;
+      for (int phase = 1; phase < phases; ++phase) exchange.go_on_with_sum(unit, of, phase);
       exchange.await_sum(unit, of, micro_batch);
     }
     if (step == skipped_step) return;
@@ -314,8 +316,9 @@ class Rank : testing::SummingRank {
       for (int64_t i = 0; i < count; ++i)
         errors[static_cast<size_t>(first + i)] = static_cast<double>(residuals_[static_cast<size_t>(residual + i)]);
     };
-    for (const PieceMessage& piece : messages_of(unit).as<UnitPieces>().pieces)
-      for (const MessageRun& run : piece.runs)
+    const auto& coded = messages_of(unit).as<UnitPieces>();
+    for (int64_t i = 0; i < coded.num_of_share; ++i)
+      for (const MessageRun& run : coded.pieces[static_cast<size_t>(coded.first_of_share + i)].runs)
         if (run.is_coded()) take_errors(run.first, run.count, run.residual);
     for (const LowRankMatrix& matrix : messages_of(unit).as<UnitFactors>().matrices)
       take_errors(matrix.first, matrix.rows * matrix.cols, matrix.residual);
@@ -367,6 +370,31 @@ TEST_CASE("compressed sums and the errors that ranks keep are together the sums 
                       R"(comm.compression={"kind": ")" + kind + R"(", "min_elements": 1000, "error": )" + error + "}"},
                      num_ranks);
     CHECK_NOTHROW(run_local_ranks(num_ranks, [&](World& world) { Rank(world, config).check_steps(); }));
+  }
+}
+
+// Sums within nodes are exact but for f32, and each rank has errors of its share only.
+TEST_CASE(
+    "sums that are compressed between nodes and the errors of the ranks' shares are together those of all gradients") {
+  struct Case {
+    int ranks;
+    std::string zero, of_node, kind, error;
+  };
+  const std::vector<Case> cases = {{4, "0", "2", "int8", "true"}, {6, "0", "2", "int8", "true"},
+                                   {6, "0", "3", "int4", "true"}, {4, "0", "2", "int8", "false"},
+                                   {4, "1", "2", "int8", "true"}, {6, "1", "3", "int4", "true"},
+                                   {6, "2", "2", "int8", "true"}, {4, "3", "2", "int8", "false"}};
+  for (const auto& [ranks, zero, of_node, kind, error] : cases) {
+    INFO(ranks << " ranks, ZeRO " << zero << ", " << of_node << " ranks of a node, " << kind << ", " << error);
+    RunConfig config =
+        small_config(Family::gpt2,
+                     {"batch.global=12", "batch.micro=1", "parallel.zero=" + zero, "comm.ranks_per_node=" + of_node,
+                      R"(comm.compression={"between": "nodes", "min_elements": 1000, "kind": ")" + kind +
+                          R"(", "error": )" + error + "}"},
+                     ranks);
+    choose_hierarchy(config, ranks, 0, [](const NodeSplit&) { return false; });
+    CHECK(config.parallel.node_replicas.dense == std::stoi(of_node));
+    CHECK_NOTHROW(run_local_ranks(ranks, [&](World& world) { Rank(world, config).check_steps(); }));
   }
 }
 

@@ -123,7 +123,7 @@ class Rank {
       for (int64_t i = 0; i < range(unit).elements; ++i) put(whole, DType::f32, i, gradient_of(i, rank_));
       const ParameterExchange::Gradients of{whole, reinterpret_cast<std::byte*>(narrow.data())};
       exchange.begin_sum(unit, of);
-      if (phases == 2) exchange.go_on_with_sum(unit, of);
+      if (phases == 2) exchange.go_on_with_sum(unit, of, 1);
       exchange.await_sum(unit, of, 0);
       const UnitPiece piece = store_->piece(unit);
       const auto* const sums = store_->gradients_piece(unit).as<const float>();

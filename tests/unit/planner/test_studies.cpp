@@ -114,7 +114,7 @@ TEST_CASE("methods that send less pay on slow networks, and the note names the f
   const std::vector<std::string> overrides{"batch.global=64", "batch.micro=4", "run.steps=1000"};
   const Machine machine = a100();
   const Study study = compare_link_methods(configs / "gpt2-124m.json", overrides, machine, 16, {1, 8});
-  REQUIRE(study.points.size() == 9 * 4);
+  REQUIRE(study.points.size() == 10 * 4);
   const auto point = [&](std::string_view method, size_t network) -> const StudyPoint& {
     for (size_t i = 0; i < study.points.size(); i += 4)
       if (study.points[i].values.front() == method) return study.points[i + network];
@@ -133,6 +133,7 @@ TEST_CASE("methods that send less pay on slow networks, and the note names the f
     CHECK(seconds(method, 0) >= seconds(method, 1));
     CHECK(seconds(method, 3) > seconds(method, 2));
   }
+  CHECK(seconds("int8 between nodes", 3) < 0.6 * seconds("sums by node", 3));
   CHECK(seconds("powersgd, rank 2", 3) < 0.05 * seconds("as given", 3));
   CHECK(seconds("DiLoCo, 30 steps", 3) < 0.5 * seconds("as given", 3));
   CHECK(seconds("powersgd, alternating", 3) < seconds("powersgd, rank 2", 3));

@@ -214,13 +214,37 @@ TEST_CASE("the second phase of a sum begins after the next unit's backward") {
     }
     Schedule broken = schedule;
     erase(broken, find(broken, ActionKind::reduce_on, 3, summed));
-    CHECK(check(broken).find("before the second phase of the sum begins") != std::string::npos);
+    CHECK(check(broken).find("before the last phase of the sum begins") != std::string::npos);
     broken = schedule;
     move(broken, find(broken, ActionKind::reduce_on, 3), find(broken, ActionKind::reduce, 3));
     CHECK(check(broken).find("before the sum begins") != std::string::npos);
     broken = schedule;
     broken.options.units[3].sum_phases = 1;
-    CHECK(check(broken).find("its sum has one phase") != std::string::npos);
+    CHECK(check(broken).find("its sum has no such phase") != std::string::npos);
+  }
+}
+
+TEST_CASE("a sum's phases begin one by one, after the backward of one unit each") {
+  for (const int32_t zero : {0, 2}) {
+    for (const size_t num_units : {3, 7}) {
+      std::vector<UnitTraits> units = plain_units(num_units);
+      for (UnitTraits& unit : units) unit.sum_phases = unit.kind == UnitKind::block ? 3 : 1;
+      const ScheduleOptions options{
+          .micro_batches = 3, .units = units, .flow = parameter_flow(zero), .narrow_sums = true, .sums_under_way = 4};
+      const Schedule schedule = training_schedule(options);
+      CHECK(check(schedule) == "");
+      CHECK(misused_sums(schedule) == "");
+      if (num_units == 3) continue;
+      const int32_t summed = options.flow.sums_each_pass ? 2 : 0;
+      const size_t second = find(schedule, ActionKind::reduce_on, 4, 2 * summed);
+      const size_t third = find(schedule, ActionKind::reduce_on, 4, 2 * summed + 1);
+      CHECK(find(schedule, ActionKind::reduce, 3, summed) < second);
+      CHECK(find(schedule, ActionKind::reduce, 2, summed) < third);
+      CHECK(third < find(schedule, ActionKind::reduce, 1, summed));
+      Schedule broken = schedule;
+      erase(broken, third);
+      CHECK(check(broken).find("before the last phase of the sum begins") != std::string::npos);
+    }
   }
 }
 
