@@ -40,13 +40,13 @@ configure() {
   fi
 }
 
-# build BUILD all|needed "SUITE..." OPTION...: builds all targets, or only those of the tests.
+# build BUILD all|needed "SUITE..." OPTION...: builds the targets of the tests; all: also what is built by default.
 build() {
-  local build=$1 what=$2 suites=$3 targets=()
+  local build=$1 what=$2 suites=$3 targets
   shift 3
   configure "$build" "$@" || return 1
   # shellcheck disable=SC2086  # several suites
-  if [[ $what == needed ]]; then mapfile -t targets < <(python3 tools/test_targets.py "$build" $suites); fi
+  mapfile -t targets < <(python3 tools/test_targets.py "$what" "$build" $suites)
   run_logged "$build-build.log" ninja -C "$build" -k 0 -j "$(nproc)" "${targets[@]}"
 }
 

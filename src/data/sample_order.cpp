@@ -97,9 +97,11 @@ void SampleOrder::begin_phase(int64_t first, const std::vector<double>& weights,
   std::vector<int64_t> slot_ends(phase.slots.size());
   std::partial_sum(phase.slots.begin(), phase.slots.end(), slot_ends.begin());
   std::vector<uint16_t> owned(phase.slots.size(), 0);
+  // A source alone owns all slots, in whatever order.
+  const bool several = *std::max_element(phase.slots.begin(), phase.slots.end()) < slots_per_cycle;
   for (int64_t position = 0; position < slots_per_cycle; ++position) {
     // Sources are interleaved also without shuffle: otherwise one source could give the first 65,536 samples.
-    const int64_t slot = permute(true, cycle_key_, static_cast<int64_t>(phases_.size()), slots_per_cycle, position);
+    const int64_t slot = permute(several, cycle_key_, static_cast<int64_t>(phases_.size()), slots_per_cycle, position);
     const auto source =
         static_cast<size_t>(std::upper_bound(slot_ends.begin(), slot_ends.end(), slot) - slot_ends.begin());
     phase.cycle[position] = {static_cast<uint16_t>(source), owned[source]++};

@@ -167,7 +167,7 @@ TEST_CASE("recomputation by an optimal plan has the bits of saved activations, w
   CHECK(in_part > 0);
 }
 
-TEST_CASE("an optimal plan keeps within its budget, and is no slower than what takes as much") {
+TEST_CASE("an optimal plan keeps within its budget, and is no slower than what takes as much", "[plan]") {
   int below_block = 0;
   for (const Layout& layout : layouts) {
     const RunConfig plain = config_of(layout);
@@ -210,7 +210,7 @@ TEST_CASE("an optimal plan keeps within its budget, and is no slower than what t
   CHECK(below_block > 10);
 }
 
-TEST_CASE("a budget that is too small is refused with the smallest that is not") {
+TEST_CASE("a budget that is too small is refused with the smallest that is not", "[plan]") {
   for (const Layout& layout : {layouts[0], layouts[10]}) {
     const RunConfig plain = config_of(layout);
     const std::vector<RecomputePlanner> planners = planners_of(plain, layout.ranks);
@@ -234,7 +234,7 @@ TEST_CASE("a budget that is too small is refused with the smallest that is not")
   }
 }
 
-TEST_CASE("a budget that fits the device leaves nothing of it that a block could be kept in") {
+TEST_CASE("a budget that fits the device leaves nothing of it that a block could be kept in", "[plan]") {
   const Layout& layout = layouts[0];
   const RunConfig plain = config_of(layout);
   const RunConfig fit = config_of(layout, {"memory.recompute=optimal"});
@@ -291,7 +291,7 @@ TEST_CASE("recomputation and offload in one plan have the bits of saved activati
   CHECK(copied_and_again > 1);
 }
 
-TEST_CASE("no more copies are under way than a queue has marks, however slow the link is") {
+TEST_CASE("no more copies are under way than a queue has marks, however slow the link is", "[plan]") {
   const RunConfig config = small_config(Family::gpt2, {"model.num_layers=150"});
   const StepPlan plan = plan_rank({config, with_copy_lanes()});
   const Program& training = *plan.design->training;
@@ -317,7 +317,7 @@ TEST_CASE("no more copies are under way than a queue has marks, however slow the
   }
 }
 
-TEST_CASE("passes are played with a copy each way at the same time") {
+TEST_CASE("passes are played with a copy each way at the same time", "[plan]") {
   const RunConfig config = small_config(Family::gpt2, {"memory.offload_activations=all"});
   const Target target = with_copy_lanes();
   const StepPlan plan = plan_rank({config, target});
@@ -339,7 +339,8 @@ TEST_CASE("passes are played with a copy each way at the same time") {
 }
 
 TEST_CASE(
-    "a plan that copies to the host keeps its budget, and is no slower than plans that do not or that copy evenly") {
+    "a plan that copies to the host keeps its budget, and is no slower than plans that do not or that copy evenly",
+    "[plan]") {
   int faster = 0, much_faster = 0, plans = 0, some_hidden = 0;
   for (const size_t of : {1, 4, 8, 12, 13}) {
     const Layout& layout = layouts[of];
@@ -426,7 +427,8 @@ TEST_CASE("a plan of a deep model that copies to the host is no slower than as m
   }
 }
 
-TEST_CASE("an order of passes that depends on recomputation is that of keeping all where optimal may keep all") {
+TEST_CASE("an order of passes that depends on recomputation is that of keeping all where optimal may keep all",
+          "[plan]") {
   const Target target = find_target("a100-80g");
   const auto config_of = [](const char* recompute) {
     return small_config(

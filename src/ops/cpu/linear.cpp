@@ -279,7 +279,10 @@ class CpuLinear::Products {
     const int64_t num_parts = cut.num_parts();
     // Every part of rows reads and packs all of w, which does not pay for few rows.
     constexpr int64_t least_rows = 192;
-    const bool small = num_parts < num_threads_ || (!cut.columns && !product.a_transposed && cut.size < least_rows);
+    // Parts of transposed rows would have oneDNN generate kernels for 60 ms, too long for so little work.
+    constexpr int64_t least_work = int64_t{1} << 18;
+    const bool small = num_parts < num_threads_ || product.rows() * product.cols() * product.depth() < least_work ||
+                       (!cut.columns && !product.a_transposed && cut.size < least_rows);
     if (!is_dense(product) || (!thread_independent_ && small)) return false;
     const TeamSize one(1);
     const Primitive* const usual = find(cut.part(product, 0), 1);
