@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <string_view>
 #include <vector>
 
 #include "parallel/groups.h"
@@ -28,6 +29,9 @@ struct AwayBytes {
   int64_t read, written;
 };
 AwayBytes away_bytes(const ParameterStore& parameters, int64_t unit);
+
+// Name of the event that reads the gradients of a unit for its update.
+constexpr std::string_view gradient_read_name = "disk_read_gradients";
 
 // Reads and writes the working files through the landing area, one unit at a time. Used by the rank's thread.
 class AwayState {
