@@ -83,7 +83,7 @@ class UpdateLane {
     Transfers read = {};
     WorkingFiles::Ticket gradients = WorkingFiles::done;
     int64_t read_event = -1, gradients_event = -1;
-    Write last_write = {}, write = {};  // of the unit's state: the one before, and the one after the update
+    Write last_write = {}, write = {};  // writes of the unit's state before the update, and after it
   };
 
   bool has_thread() const { return files_ != nullptr || copies_ != nullptr; }
