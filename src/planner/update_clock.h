@@ -70,7 +70,7 @@ class UpdateClock {
   DriveClock drives_;
   std::vector<double> state_reads_;
   size_t next_read_ = 0;                   // in state_reads_
-  std::deque<std::optional<Read>> reads_;  // of the next updates; empty: read before the first step
+  std::deque<std::optional<Read>> reads_;  // reads of the next updates; empty: before the first step
   std::map<int32_t, Moment> over_;
   std::map<int32_t, DriveClock::Ticket> writes_;  // the last one of each unit
   std::deque<Postponed> postponed_;
