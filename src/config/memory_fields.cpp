@@ -165,9 +165,10 @@ void add_memory_fields(std::vector<Field>& table) {
               .required("\"/scratch/nvme0\"")
               .only_with(on_disk)
               .changeable(),
-          field("memory.disk_units", &RunConfig::memory, &M::disk_units, IntegerRule{3, 10'000, {}},
-                "with optimizer state on disk: number of layers for whose state there is room in memory; with more "
-                "than 3, more of it is read and written while the passes run; the result has the same bits")
+          field("memory.disk_units", &RunConfig::memory, &M::disk_units, IntegerRule{0, 10'000, {}},
+                "with optimizer state on disk: number of layers for whose state there is room in memory, at least 3; "
+                "with more, more of it is read and written while the passes run; 0: as many as keep the drives busy "
+                "meanwhile, if memory has room; the result has the same bits")
               .usually("8")
               .only_with(on_disk)
               .changeable(),

@@ -111,6 +111,9 @@ class MemoryRules : Rules {
     if (sound({"memory.disk_transfer_bytes"}) && (bytes & (bytes - 1)) != 0)
       fault("memory.disk_transfer_bytes", "must be a power of two",
             fmt::format("{}", std::bit_floor(static_cast<uint64_t>(bytes))));
+    const int64_t units = config_.memory.disk_units;
+    if (sound({"memory.disk_units"}) && units > 0 && units < 3)
+      fault("memory.disk_units", "must be 0 or at least 3", "3");
     if (config_.memory.offload_update == UpdateTime::delayed) check_delay();
     if (config_.memory.offload_parameters != StatePlace::none) check_parameters_on_disk();
     if (config_.memory.offload_gradients != StatePlace::none) check_gradients_on_disk();

@@ -9,6 +9,7 @@
 #include "config/axis_sizes.h"
 #include "config/faults.h"
 #include "config/parallelism.h"
+#include "fit/disk_units.h"
 #include "fit/fitted_places.h"
 #include "fit/fixed_choices.h"
 #include "fit/offload_plan.h"
@@ -125,6 +126,8 @@ StepChoices choose_step(const PlanCase& run, int32_t stage, std::optional<int64_
   check_places(run);
   if (!run.config.memory.fits_places()) {
     StepChoices choices = choices_with(run.config.memory, run.target, choose_units(run, stage, activation_bytes));
+    if (run.config.memory.disk_units == 0 && choices.keeps_state_on_disk())
+      choices.landed_units = busy_disk_units(run, stage, choices);
     const bool on_gpu = run.target.kind == Target::Kind::gpu && run.config.memory.keeps_state_away();
     if (const PlannedOnly fault = planned_only(run); on_gpu && !fault.setting.empty())
       choices.warning =

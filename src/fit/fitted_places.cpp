@@ -37,12 +37,10 @@ struct Needs {
   int64_t on_device = 0, on_host = 0;
 };
 
-Needs needs_of(const PlanCase& run, int32_t stage, const MemoryConfig& memory, const UnitChoices& units) {
-  RunConfig config = with_enough_micro_batches(run.config);
-  config.memory = memory;
+Needs needs_of(const PlanCase& run, int32_t stage, const StepChoices& choices) {
+  const RunConfig config = with_enough_micro_batches(run.config);
   const Mesh mesh = make_mesh(config, run.world_size);
   const int64_t tensor = mesh.size(MeshAxis::tensor);
-  const StepChoices choices = choices_with(memory, run.target, units);
   Needs needs;
   // The first tensor rank has the biases and positions, the last the padding of the vocabulary.
   for (const int64_t tensor_rank : std::set<int64_t>{0, tensor / 2, tensor - 1}) {
@@ -53,6 +51,10 @@ Needs needs_of(const PlanCase& run, int32_t stage, const MemoryConfig& memory, c
     needs.on_host = std::max(needs.on_host, sum_of(arenas.host_memory()));
   }
   return needs;
+}
+
+bool has_room(const PlanCase& run, const Needs& needs) {
+  return needs.on_device <= run.target.bytes_of_rank() && needs.on_host <= host_bytes_of_rank(run);
 }
 
 // Chooses the places of a stage's state. References must outlive it.
@@ -89,17 +91,18 @@ class PlaceChooser {
     return all;
   }
 
-  bool fits(const MemoryConfig& memory) const {
-    const Needs all = needs(memory);
-    return all.on_device <= run_.target.bytes_of_rank() && all.on_host <= host_bytes_of_rank(run_);
-  }
+  bool fits(const MemoryConfig& memory) const { return has_room(run_, needs(memory)); }
 
  private:
   const PlanCase& run_;
   const int32_t stage_;
   const UnitChoices& units_;
 
-  Needs needs(const MemoryConfig& memory) const { return needs_of(run_, stage_, memory, units_); }
+  Needs needs(const MemoryConfig& memory) const {
+    RunConfig config = run_.config;
+    config.memory = memory;
+    return needs_of({config, run_.target, run_.world_size}, stage_, choices_with(memory, run_.target, units_));
+  }
 
   MemoryConfig with(int64_t at_home, StatePlace place) const {
     return with_units_at_home(run_.config.memory, at_home, std::ssize(units_), place);
@@ -107,6 +110,10 @@ class PlaceChooser {
 };
 
 }  // namespace
+
+bool fits_memory(const PlanCase& run, int32_t stage, const StepChoices& choices) {
+  return has_room(run, needs_of(run, stage, choices));
+}
 
 MemoryConfig fitted_places(const PlanCase& run, int32_t stage, const UnitChoices& units) {
   if (!run.config.memory.fits_places()) return run.config.memory;

@@ -17,4 +17,7 @@ namespace gptrain::inline fit {
 // choices of the stage's units that take the least memory. Returns the section as it is if it has no "fit".
 MemoryConfig fitted_places(const PlanCase& run, int32_t stage, const UnitChoices& units);
 
+// Returns true if the device and the host have the memory that the largest ranks of a stage need with these choices.
+bool fits_memory(const PlanCase& run, int32_t stage, const StepChoices& choices);
+
 }  // namespace gptrain::fit

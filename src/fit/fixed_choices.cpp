@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "parallel/make_stages.h"
+#include "parallel/state_layout.h"
 #include "schedule/offload.h"
 
 namespace gptrain::inline fit {
@@ -96,7 +97,7 @@ StepChoices choices_with(const MemoryConfig& memory, const Target& target, UnitC
           .weights = memory.offload_parameters != StatePlace::none ? Residency::away : Residency::resident,
           .gradients_away = memory.offload_gradients != StatePlace::none,
           .optimizer_state = std::move(optimizer_state),
-          .landed_units = memory.disk_units,
+          .landed_units = memory.disk_units > 0 ? memory.disk_units : StateLayout::least_landed,
           .clones_files = memory.clones_files,
           .updates_delayed = memory.delays_updates(),
           .backward_recomputes = backward_recomputes(memory.recompute),

@@ -35,6 +35,7 @@ constexpr std::array generations{Generation{0, {1.5e13, 1.2e14, 1.2e14, 8e11, 1e
 constexpr double share_of_rates = 0.6;  // ops reach this part of the rates
 constexpr double fill_depth = 128;      // as in configs/devices, assumed
 constexpr double half_rate_bytes = 1e6;
+constexpr double drive_bytes = 3e9;  // bytes/s of an NVMe drive, each way
 constexpr double host_bytes = 1e11;  // bytes/s of a host's memory
 
 const NominalRates& rates_of(const Target& target) {
@@ -77,6 +78,15 @@ PassSeconds nominal_pass_seconds(const StepPlan& plan, const Target& target) {
       seconds[{action.kind, action.unit}] = nominal_pass_seconds(plan.log.blocks[action.block], target);
   }
   return seconds;
+}
+
+double nominal_disk_seconds(const EventBlock& events) {
+  double read = 0, written = 0;
+  for (const Event& event : events) {
+    if (event.queue == Event::Queue::disk_read) read += static_cast<double>(event.bytes_moved);
+    if (event.queue == Event::Queue::disk_write) written += static_cast<double>(event.bytes_moved);
+  }
+  return std::max(read, written) / drive_bytes;
 }
 
 double nominal_copy_seconds(int64_t bytes, const Target& target) {

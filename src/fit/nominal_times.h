@@ -19,6 +19,8 @@ using PassSeconds = std::map<std::pair<ActionKind, int32_t>, double>;
 // Returns the times of the forward, backward and recomputation actions of the second micro-batch. REQUIRES: the plan
 // has at least two micro-batches (with_few_micro_batches).
 PassSeconds nominal_pass_seconds(const StepPlan& plan, const Target& target);
+// Returns the time of the events' reads and writes of one drive in seconds. Both go on at the same time.
+double nominal_disk_seconds(const EventBlock& events);
 // Returns the time of a copy between a GPU and its host in seconds. Copies in opposite directions do not share the
 // rate.
 double nominal_copy_seconds(int64_t bytes, const Target& target);

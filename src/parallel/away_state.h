@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <string_view>
 #include <vector>
 
 #include "parallel/away_clone.h"
@@ -24,6 +25,9 @@ struct AwayBytes {
   int64_t read, written;
 };
 AwayBytes away_bytes(const ParameterStore& parameters, int64_t unit);
+
+// Name of the event that reads the gradients of a unit for its update.
+constexpr std::string_view gradient_read_name = "disk_read_gradients";
 
 // Reads and writes the working files through the landing area, one unit at a time. Used by the rank's thread.
 class AwayState {

@@ -32,6 +32,7 @@ struct AwayValue {
 class StateLayout {
  public:
   static constexpr int64_t range_multiple = 4096;  // bytes
+  static constexpr int64_t least_landed = 3;       // units: one is read, one updated, one written
 
   struct Holding {
     bool in_pieces = false;    // the rank holds one piece of each unit
@@ -40,7 +41,7 @@ class StateLayout {
     int64_t weight_bytes = 0, gradient_bytes = 0;
     // All units in the order of their updates; may be empty if all are at home.
     std::vector<int64_t> order = {};
-    int64_t most_landed = 3;  // at least 3: one is read, one updated, one written
+    int64_t most_landed = least_landed;  // at least that
   };
   // `places`: by unit, MemoryPlace::device for a unit at home; empty: all are at home. Experts that are units of their
   // own are where their block is.

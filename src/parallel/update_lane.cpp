@@ -1,7 +1,6 @@
 #include "parallel/update_lane.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <iterator>
 #include <stdexcept>
@@ -28,8 +27,7 @@ UpdateLane::UpdateLane(const ParameterStore& parameters, Backend& backend, RankG
       files_(files),
       copies_(copies),
       beside_device_(beside_device),
-      writing_(parameters.num_parameter_units()),
-      weight_writes_(parameters.num_parameter_units(), WorkingFiles::done),
+      writes_(parameters.num_parameter_units()),
       pending_(parameters.num_parameter_units()),
       returns_(parameters.num_parameter_units()) {
   const std::vector<int64_t>& away = parameters.state_layout().away_units();
@@ -44,9 +42,11 @@ UpdateLane::UpdateLane(const ParameterStore& parameters, Backend& backend, RankG
 
 UpdateLane::~UpdateLane() {
   if (!has_thread()) return;
+  bool drops = false;
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
+    drops = !waiting_.empty();
     waiting_.clear();
     changed_.notify_all();
   }
@@ -54,9 +54,9 @@ UpdateLane::~UpdateLane() {
   if (files_ == nullptr) return;
   // No transfer may outlive the landing area.
   try {
-    for (const Transfers& reads : reads_) wait(reads);
-    for (const WorkingFiles::Ticket ticket : gradient_reads_) files_->wait(ticket);
-    for (const Writing& writing : writing_) wait(writing.transfers);
+    if (drops) files_->give_up(std::make_exception_ptr(std::logic_error("updates were dropped")));
+    for (const Transfers& read : reads_) wait(read);
+    for (const Write& write : writes_) wait(write.transfers);
   } catch (const std::exception&) {
     // Was reported by the call that found it.
   }
@@ -66,8 +66,12 @@ void UpdateLane::begin(int64_t unit) {
   EventLog* const log = groups_.log();
   const bool logs = log != nullptr && log->on();
   called_ = {.unit = unit, .works = {}, .log = logs ? log : nullptr};
-  if (logs && parameters_.state_layout().lands(unit))
-    called_.read_event = log->add(disk_event(false, away_bytes(parameters_, unit).read + gradient_bytes(unit)));
+  if (logs && parameters_.state_layout().lands(unit)) {
+    called_.read_event = log->add(disk_event(false, away_bytes(parameters_, unit).read));
+    Event gradients = disk_event(false, parameters_.state_layout().part_bytes(AwayPart::gradients, unit));
+    gradients.name = gradient_read_name;
+    if (gradients.bytes_moved > 0) called_.gradients_event = log->add(std::move(gradients));
+  }
   called_.to_host_event = log_copy(unit, true);
   if (logs) log->set_queue(Event::Queue::update);
   if (!has_thread()) return;
@@ -78,20 +82,21 @@ void UpdateLane::begin(int64_t unit) {
 
 void UpdateLane::end(int64_t unit) {
   EventLog* const log = called_.log;
+  const bool lands = parameters_.state_layout().lands(unit);
   called_.to_device_event = log_copy(unit, false);
+  int64_t write_event = -1;
   if (log != nullptr) {
     log->set_queue(Event::Queue::ops);
-    if (parameters_.state_layout().lands(unit))
-      called_.write_event = log->add(disk_event(true, away_bytes(parameters_, unit).written));
+    if (lands) write_event = log->add(disk_event(true, away_bytes(parameters_, unit).written));
   }
   if (!has_thread()) return;
   called_.works = backend_.take();
+  called_.write = {.log = log, .event = write_event};
+  if (lands) ask(called_);
   const std::lock_guard lock(mutex_);
   if (failure_) std::rethrow_exception(failure_);
-  suspended_ = false;
   pending_[unit] = true;
   ++num_pending_;
-  if (parameters_.state_layout().lands(unit)) ++issued_;
   waiting_.push_back(std::move(called_));
   changed_.notify_all();
 }
@@ -123,14 +128,9 @@ void UpdateLane::follow(int64_t unit) {
   copies_->follow(unit);
 }
 
-void UpdateLane::await_weights(int64_t unit) {
-  await(unit);
-  if (files_ != nullptr) files_->wait(weight_writes_[unit]);
-}
-
-bool UpdateLane::weights_written(int64_t unit) {
+bool UpdateLane::is_over(int64_t unit) {
   const std::lock_guard lock(mutex_);
-  return !pending_[unit] && (files_ == nullptr || files_->is_over(weight_writes_[unit]));
+  return !pending_[unit];
 }
 
 void UpdateLane::wait_idle(std::unique_lock<std::mutex>& lock) {
@@ -150,26 +150,20 @@ void UpdateLane::drain() {
 void UpdateLane::suspend() {
   if (!has_thread()) return;
   std::unique_lock lock(mutex_);
-  changed_.wait(lock, [this] { return failure_ || num_pending_ == 0; });
-  suspended_ = true;
   wait_idle(lock);
   for (int64_t unit = 0; unit < std::ssize(returns_); ++unit) follow(unit);
   lock.unlock();
   if (files_ == nullptr) return;
-  for (const Transfers& reads : reads_) wait(reads);
+  for (const Transfers& read : reads_) wait(read);
   reads_.clear();
-  for (const int64_t unit : order_) end_writing(unit);
+  for (Write& write : writes_) {
+    end_write(write);
+    write = {};
+  }
 }
 
 void UpdateLane::resume() {
-  if (files_ == nullptr) return;
-  const std::lock_guard lock(mutex_);
-  suspended_ = false;
-  changed_.notify_all();
-}
-
-bool UpdateLane::is_over(const Transfers& transfers) const {
-  return files_->is_over(transfers.state) && files_->is_over(transfers.weights);
+  if (files_ != nullptr) read_ahead();
 }
 
 WorkingFiles::Times UpdateLane::wait(const Transfers& transfers) {
@@ -179,8 +173,10 @@ WorkingFiles::Times UpdateLane::wait(const Transfers& transfers) {
           .end = std::max(state.end, weights.end)};
 }
 
-int64_t UpdateLane::gradient_bytes(int64_t unit) const {
-  return parameters_.state_layout().part_bytes(AwayPart::gradients, unit);
+// Waits until a unit's state is written.
+void UpdateLane::end_write(const Write& write) {
+  const WorkingFiles::Times times = wait(write.transfers);
+  if (write.log != nullptr && times.end > 0) write.log->set_times(write.event, times.start, times.end);
 }
 
 // Returns whether the landing places of two units share a byte.
@@ -190,79 +186,71 @@ bool UpdateLane::overlap(int64_t a, int64_t b) const {
   return first < second + layout.range_away(b).bytes && second < first + layout.range_away(a).bytes;
 }
 
-// Returns whether the next read would disturb no unit that was read and not yet updated.
+// Returns the last writes of the units whose landing places share a byte with the unit's.
+std::vector<WorkingFiles::Ticket> UpdateLane::writes_at_place_of(int64_t unit) const {
+  std::vector<WorkingFiles::Ticket> tickets;
+  for (const int64_t other : order_) {
+    if (!overlap(other, unit)) continue;
+    const auto [state, weights] = writes_[other].transfers;
+    tickets.insert(tickets.end(), {state, weights});
+  }
+  return tickets;
+}
+
+// Returns whether the next read would disturb no unit that was read and whose update is not issued.
 bool UpdateLane::can_read_ahead() const {
-  const int64_t next = visited_ + std::ssize(reads_);
-  if (order_.empty() || next >= visited_ + parameters_.state_layout().most_landed()) return false;
-  for (int64_t visit = visited_; visit < next; ++visit)
+  const int64_t next = issued_ + std::ssize(reads_);
+  if (order_.empty() || next >= issued_ + parameters_.state_layout().most_landed()) return false;
+  for (int64_t visit = issued_; visit < next; ++visit)
     if (overlap(unit_at(visit), unit_at(next))) return false;
   return true;
 }
 
-// Waits until the unit's state is written.
-void UpdateLane::end_writing(int64_t unit) {
-  Writing& writing = writing_[unit];
-  if (!writing.transfers.any()) return;
-  const WorkingFiles::Times times = wait(writing.transfers);
-  if (writing.log != nullptr) writing.log->set_times(writing.event, times.start, times.end);
-  writing = {};
-}
-
-// Begins the next read, once all earlier state at its place is written. Returns false, and begins nothing, if it would
-// have to wait for that and `may_wait` is false.
-bool UpdateLane::begin_read(bool may_wait) {
-  const int64_t unit = unit_at(visited_ + std::ssize(reads_));
-  for (const int64_t other : order_) {
-    const Transfers& transfers = writing_[other].transfers;
-    if (!transfers.any() || !overlap(other, unit)) continue;
-    if (!may_wait && !is_over(transfers)) return false;
-    end_writing(other);
-  }
-  const auto begin = [&](AwayPart part) {
-    return files_->begin_read(stored_piece(parameters_, part, unit), parameters_.landing(unit, part));
-  };
-  reads_.push_back(
-      {.state = begin(AwayPart::state),
-       .weights = parameters_.sharding().updates_weights() ? begin(AwayPart::weights) : WorkingFiles::done});
-  return true;
-}
-
-void UpdateLane::read_ahead(bool may_wait) {
-  while (can_read_ahead() && begin_read(may_wait)) {
+// Asks for the state of the next visits.
+void UpdateLane::read_ahead() {
+  while (can_read_ahead()) {
+    const int64_t unit = unit_at(issued_ + std::ssize(reads_));
+    const auto begin = [&](AwayPart part) {
+      return files_->begin_read(stored_piece(parameters_, part, unit), parameters_.landing(unit, part),
+                                writes_at_place_of(unit));
+    };
+    reads_.push_back(
+        {.state = begin(AwayPart::state),
+         .weights = parameters_.sharding().updates_weights() ? begin(AwayPart::weights) : WorkingFiles::done});
   }
 }
 
-// Begins to read the gradients of landed units whose updates were issued, after which no op writes them.
-void UpdateLane::read_gradients() {
-  if (!parameters_.sharding().gradients_away) return;
-  const int64_t end = std::min(visited_ + std::ssize(reads_), issued_.load());
-  while (visited_ + std::ssize(gradient_reads_) < end) {
-    const int64_t unit = unit_at(visited_ + std::ssize(gradient_reads_));
-    gradient_reads_.push_back(files_->begin_read(stored_piece(parameters_, AwayPart::gradients, unit),
-                                                 parameters_.landing(unit, AwayPart::gradients)));
-  }
+// Asks for the transfers of an update that is issued, and for the reads of the next ones.
+void UpdateLane::ask(Update& update) {
+  const int64_t unit = update.unit;
+  if (unit != unit_at(issued_)) throw std::logic_error("units are updated in the order of the layout");
+  read_ahead();  // after `suspend` nothing was read
+  update.read = reads_.front();
+  reads_.pop_front();
+  // No op writes gradients from here on.
+  if (parameters_.sharding().gradients_away)
+    update.gradients = files_->begin_read(stored_piece(parameters_, AwayPart::gradients, unit),
+                                          parameters_.landing(unit, AwayPart::gradients), writes_at_place_of(unit));
+  update.last_write = writes_[unit];
+  const auto reserve = [&](AwayPart part) { return files_->reserve_write(stored_piece(parameters_, part, unit)); };
+  update.write.transfers = {.state = reserve(AwayPart::state), .weights = reserve(AwayPart::weights)};
+  writes_[unit] = update.write;
+  ++issued_;
+  read_ahead();
 }
 
 // Waits until the range of the unit, which is next, has landed.
 void UpdateLane::land(const Update& update) {
-  const int64_t unit = update.unit;
-  if (unit != unit_at(visited_)) throw std::logic_error("units are updated in the order of the layout");
-  if (reads_.empty()) begin_read(true);
-  read_ahead(false);
-  read_gradients();
-  WorkingFiles::Times times = wait(reads_.front());
-  read_ahead(false);  // more writes are over: the drive reads on while this unit is updated
-  reads_.pop_front();
-  if (!gradient_reads_.empty()) {
-    const WorkingFiles::Times last = files_->wait(gradient_reads_.front());
-    gradient_reads_.pop_front();
-    times = {.start = times.end > 0 ? times.start : last.start, .end = std::max(times.end, last.end)};
+  const WorkingFiles::Times read = wait(update.read), gradients = files_->wait(update.gradients);
+  end_write(update.last_write);  // is over, as the read came after it
+  if (update.log != nullptr) {
+    update.log->set_times(update.read_event, read.start, read.end);
+    if (update.gradients_event >= 0) update.log->set_times(update.gradients_event, gradients.start, gradients.end);
   }
-  if (update.log != nullptr) update.log->set_times(update.read_event, times.start, times.end);
   // Ops do not write the padding of weights.
   if (!parameters_.sharding().updates_weights())
-    std::memset(parameters_.landing(unit, AwayPart::weights), 0,
-                parameters_.state_layout().part_bytes(AwayPart::weights, unit));
+    std::memset(parameters_.landing(update.unit, AwayPart::weights), 0,
+                parameters_.state_layout().part_bytes(AwayPart::weights, update.unit));
 }
 
 // Waits until the unit's gradients are on the host, and begins to bring those of the `next` unit; negative: none.
@@ -293,59 +281,37 @@ void UpdateLane::run(Update& update, int64_t next) {
   for (const std::function<void()>& work : update.works) work();
   if (copies_ != nullptr) give_back(update);
   if (!lands) return;
-  const auto begin = [&](AwayPart part) {
-    return files_->begin_write(stored_piece(parameters_, part, unit), parameters_.landing(unit, part));
-  };
-  Writing& writing = writing_[unit];
-  writing = {.transfers = {.state = begin(AwayPart::state), .weights = begin(AwayPart::weights)},
-             .log = update.log,
-             .event = update.write_event};
-  weight_writes_[unit] = writing.transfers.weights;
-  ++visited_;
+  files_->begin_reserved(update.write.transfers.state, parameters_.landing(unit, AwayPart::state));
+  files_->begin_reserved(update.write.transfers.weights, parameters_.landing(unit, AwayPart::weights));
 }
 
 void UpdateLane::work() {
-  const auto is_asked = [this] { return stopping_ || !waiting_.empty(); };
   std::unique_lock lock(mutex_);
   while (true) {
-    changed_.wait(lock, [&] { return is_asked() || (!suspended_ && can_read_ahead()); });
+    changed_.wait(lock, [&] { return stopping_ || !waiting_.empty(); });
     if (stopping_) return;
-    Update update;
-    int64_t next = -1;
-    if (!waiting_.empty()) {
-      update = std::move(waiting_.front());
-      waiting_.pop_front();
-      if (!waiting_.empty()) next = waiting_.front().unit;
-    }
+    Update update = std::move(waiting_.front());
+    waiting_.pop_front();
+    const int64_t next = waiting_.empty() ? -1 : waiting_.front().unit;
     busy_ = true;
     lock.unlock();
-    bool has_begun = true;
     std::exception_ptr failure;
     try {
-      if (update.unit >= 0) {
-        run(update, next);
-      } else {
-        has_begun = begin_read(false);
-      }
+      run(update, next);
     } catch (...) {
       failure = std::current_exception();
+      if (files_ != nullptr) files_->give_up(failure);
     }
     lock.lock();
     busy_ = false;
     if (failure) {
       failure_ = failure;
-      suspended_ = true;
       waiting_.clear();
     }
-    if (update.unit >= 0) {
-      pending_[update.unit] = false;
-      returns_[update.unit] = copies_ != nullptr && !failure;
-      --num_pending_;
-    }
+    pending_[update.unit] = false;
+    returns_[update.unit] = copies_ != nullptr && !failure;
+    --num_pending_;
     changed_.notify_all();
-    // A read whose place holds state that is still being written is tried again in a millisecond, unless an update
-    // waits.
-    if (!has_begun) changed_.wait_for(lock, std::chrono::milliseconds(1), is_asked);
   }
 }
 

@@ -20,8 +20,9 @@
 namespace gptrain::inline parallel {
 
 // One thread updates unit after unit, in the order of the layout: it waits until the unit's state has been read into
-// the landing area, runs its ops, and begins to write the state. Meanwhile the state of the next units is read, as far
-// as the landing area has room, and that of the first units before the step that updates them. Beside a GPU it waits
+// the landing area, runs its ops, and begins to write the state. All reads are asked for when an update is issued: each
+// begins once earlier state at its place is written. So the state of the next units is read meanwhile, as far as the
+// landing area has room, and that of the first units before the step that updates them. Beside a GPU it waits
 // until the unit's gradients have come to the host, and begins to copy the updated weights back; the gradients of the
 // next unit come meanwhile.
 //
@@ -52,48 +53,48 @@ class UpdateLane {
   void end(int64_t unit);
   // Waits until the unit's update is over, its state not yet written. Ops called afterwards see its weights.
   void await(int64_t unit);
-  // Waits until the unit's weights are written, if they are away.
-  void await_weights(int64_t unit);
-  // Returns whether await_weights would not wait.
-  bool weights_written(int64_t unit);
+  // Returns whether `await` would not wait.
+  bool is_over(int64_t unit);
+  // Returns the ticket of the last write of the unit's weights to disk, which may not have begun.
+  WorkingFiles::Ticket weight_write(int64_t unit) const { return writes_[unit].transfers.weights; }
   // Waits until all updates are over.
   void drain();
   // Waits until all updates are over and all state is written. The landing area is then free: no state is read before
-  // the next `begin` or `resume`.
+  // the next `end` or `resume`.
   void suspend();
   void resume();
 
  private:
+  // Transfers of the state and the weights of a unit.
+  struct Transfers {
+    WorkingFiles::Ticket state = WorkingFiles::done, weights = WorkingFiles::done;
+  };
+  struct Write {
+    Transfers transfers = {};
+    EventLog* log = nullptr;  // null: not recorded
+    int64_t event = -1;
+  };
   struct Update {
     int64_t unit = -1;
     DeferredBackend::Works works;
     EventLog* log = nullptr;                           // null: not recorded
-    int64_t read_event = -1, write_event = -1;         // transfers of the disk
     int64_t to_host_event = -1, to_device_event = -1;  // copies between host and device
-  };
-  // Transfers of the state and the weights of a unit.
-  struct Transfers {
-    WorkingFiles::Ticket state = WorkingFiles::done, weights = WorkingFiles::done;
-
-    bool any() const { return state != WorkingFiles::done || weights != WorkingFiles::done; }
-  };
-  struct Writing {
-    Transfers transfers = {};
-    EventLog* log = nullptr;
-    int64_t event = -1;
+    // Transfers of the disk.
+    Transfers read = {};
+    WorkingFiles::Ticket gradients = WorkingFiles::done;
+    int64_t read_event = -1, gradients_event = -1;
+    Write last_write = {}, write = {};  // writes of the unit's state before the update, and after it
   };
 
   bool has_thread() const { return files_ != nullptr || copies_ != nullptr; }
   int64_t unit_at(int64_t visit) const { return order_[visit % std::ssize(order_)]; }
-  bool is_over(const Transfers& transfers) const;
   WorkingFiles::Times wait(const Transfers& transfers);
-  int64_t gradient_bytes(int64_t unit) const;
+  void end_write(const Write& write);
   bool overlap(int64_t a, int64_t b) const;
+  std::vector<WorkingFiles::Ticket> writes_at_place_of(int64_t unit) const;
   bool can_read_ahead() const;
-  bool begin_read(bool may_wait);
-  void read_ahead(bool may_wait);
-  void read_gradients();
-  void end_writing(int64_t unit);
+  void read_ahead();
+  void ask(Update& update);
   void land(const Update& update);
   int64_t log_copy(int64_t unit, bool to_host) const;
   void bring(const Update& update, int64_t next);
@@ -112,20 +113,17 @@ class UpdateLane {
   std::vector<int64_t> order_;  // units on disk, in the order of their updates
   Update called_;               // between begin and end
 
-  // Used by the thread, and by the rank's thread while that is idle. A visit is an update of a unit on disk; visit
-  // v is of the unit unit_at(v).
-  int64_t visited_ = 0;                              // number of visits that are over
-  std::deque<Transfers> reads_;                      // reads of the visits visited_, visited_ + 1, ...
-  std::deque<WorkingFiles::Ticket> gradient_reads_;  // as reads_, of gradients that are away
-  std::vector<Writing> writing_;                     // by unit
-  int64_t brought_ = -1;                             // unit whose gradients come before its update begins
-  std::vector<WorkingFiles::Ticket> weight_writes_;  // by unit: write of its last update; used once the update is over
-  std::atomic<int64_t> issued_ = 0;                  // visits whose updates the rank's thread has issued
+  // Used by the rank's thread. A visit is an update of a unit on disk; visit v is of the unit unit_at(v).
+  int64_t issued_ = 0;           // number of visits whose updates were issued
+  std::deque<Transfers> reads_;  // reads of the visits issued_, issued_ + 1, ...
+  std::vector<Write> writes_;    // by unit: last write, which may not have begun
+
+  int64_t brought_ = -1;  // unit whose gradients come before its update begins; used by the lane's thread
 
   std::mutex mutex_;  // guards the members below
   std::condition_variable changed_;
   std::deque<Update> waiting_;
-  bool busy_ = false, suspended_ = true, stopping_ = false;
+  bool busy_ = false, stopping_ = false;
   std::vector<bool> pending_;  // by unit: its update is not over
   std::vector<bool> returns_;  // by unit: its weights were given back, and the ops do not follow yet
   std::exception_ptr failure_;

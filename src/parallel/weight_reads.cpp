@@ -50,7 +50,7 @@ void WeightReads::begin(const std::vector<int32_t>& units) {
   read_ahead();
 }
 
-// Returns whether the next read would wait for nothing, and its slot is free.
+// Returns whether the next read can be asked for, and its slot is free. Files begin it once the weights are written.
 bool WeightReads::can_begin() const {
   const size_t next = released_ + reads_.size();
   if (next >= order_.size()) return false;
@@ -58,7 +58,7 @@ bool WeightReads::can_begin() const {
   // The gather that was issued last is surely under way, and a copy from the host to its slot: a read can wait.
   const bool copies = passes_host() && slot.copy != RankQueue::done;
   const bool is_last = (slot.gather != Lane::done || copies) && slot.released + 1 == released_;
-  return !slot.is_taken && !is_last && lane_.weights_written(order_[next]);
+  return !slot.is_taken && !is_last && (files_ != nullptr || lane_.is_over(order_[next]));
 }
 
 void WeightReads::begin_next() {
@@ -70,7 +70,8 @@ void WeightReads::begin_next() {
   if (files_ == nullptr) return begin_copy(read);
   if (to_device_) to_device_->wait(slot.copy);  // reads the memory on the host
   read.file = files_->begin_read(stored_piece(parameters_, AwayPart::weights, unit),
-                                 to_device_ ? host_slots_.weights(unit) : parameters_.weights_piece(unit));
+                                 to_device_ ? host_slots_.weights(unit) : parameters_.weights_piece(unit),
+                                 {lane_.weight_write(unit)});
 }
 
 void WeightReads::begin_copy(Read& read) {
@@ -120,10 +121,8 @@ void WeightReads::fetch(int64_t unit) {
     if (released_ >= order_.size() || order_[released_] != unit)
       throw std::logic_error("weights are gathered in the order of the program");
     const double start = steady_seconds();
-    if (reads_.empty()) {
-      lane_.await_weights(unit);
-      begin_next();
-    }
+    lane_.await(unit);
+    if (reads_.empty()) begin_next();
     const bool waits = files_ != nullptr && !files_->is_over(reads_.front().file);
     arrive(logs);
     read.start_seconds = reads_.front().of_file.start;

@@ -37,7 +37,7 @@ class WeightReads {
   // Says that `begin` has no effect, or has one again: passes run that gather no weights.
   void set_resting(bool resting) { resting_ = resting; }
   // Waits until the weights of the next unit, which is `unit`, are in its slot; on a GPU it makes the ops wait instead.
-  // THROWS std::logic_error if another unit is next, and as UpdateLane::await_weights.
+  // THROWS std::logic_error if another unit is next, and as UpdateLane::await and WorkingFiles::wait.
   void fetch(int64_t unit);
   // Says that the gather reads the unit's slot until its ticket is over, and begins to read more. REQUIRES: the last
   // call was fetch(unit).

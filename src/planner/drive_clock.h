@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "machine/event_times.h"
@@ -11,9 +12,9 @@
 
 namespace gptrain::inline planner {
 
-// Reads run one after another, and so do writes. A read and a write at the same time slow each other down, to the
-// shares of their speed that DriveShares has. Simulates only as far as times were asked for: a transfer that is added
-// later does not slow down those whose end is known.
+// Reads run one after another in the order in which they are asked for, and so do writes. A read and a write at the
+// same time slow each other down, to the shares of their speed that DriveShares has. Simulates only as far as times
+// were asked for: a transfer that is added later does not slow down those whose end is known.
 class DriveClock {
  public:
   DriveClock() = default;
@@ -24,33 +25,42 @@ class DriveClock {
     bool writes = false;
     size_t number = 0;
   };
-  // Adds a transfer that is asked for at `asked` and takes `seconds` if it runs alone.
-  Ticket add(bool writes, const Moment& asked, double seconds);
+  // Adds a transfer that is asked for at `asked`, or at the end of the transfer `after` if that is later, and takes
+  // `seconds` if it runs alone.
+  Ticket add(bool writes, const Moment& asked, double seconds, std::optional<Ticket> after = {});
   struct Times {
     double start = 0;
     Moment end;
   };
   // Returns the times of a transfer.
   Times times(Ticket ticket);
-  // Changes the origin of time: a moment at `now` or before is at 0 afterwards.
+  // Changes the origin of time: the moment `now` is at 0 afterwards, and all earlier ones, too. Simulates until then.
   void move_origin(double now);
 
  private:
   struct Transfer {
     Moment asked;
-    double left = 0;    // seconds, if it runs alone
+    double left = 0;  // seconds, if it runs alone
+    std::optional<Ticket> after = {};
     double start = -1;  // below 0: not begun
-    Moment end;
+    Moment end = {};
+    bool is_over = false;
   };
   struct Direction {
     std::vector<Transfer> transfers;
-    size_t next = 0;  // first one that is not over
-
-    Transfer* first() { return next < transfers.size() ? &transfers[next] : nullptr; }
+    std::vector<size_t> waiting;  // transfers that are not over, in the order in which they were added
+    Moment last_end;
+  };
+  // The transfer of a direction that goes on first.
+  struct Next {
+    size_t place = 0;  // in Direction::waiting
+    double start = 0;  // infinity: there is none
   };
 
-  double earliest(const Direction& direction) const;
-  void advance();
+  bool is_over(Ticket ticket) const { return directions_[ticket.writes ? 1 : 0].transfers[ticket.number].is_over; }
+  Next next(Direction& direction) const;
+  void run(Direction& direction, size_t place, double start, double end, double speed);
+  bool advance(double limit);
 
   std::array<double, 2> shares_{0.5, 0.5};
   std::array<Direction, 2> directions_;  // reads, writes

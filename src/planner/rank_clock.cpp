@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <memory>
+#include <utility>
+#include <vector>
 
 #include "ops/op_event.h"
 #include "parallel/unit_slots.h"
@@ -24,6 +26,20 @@ bool delays_updates(const StepLog& log) {
   return norm != log.actions.end() && norm + 1 != log.actions.end() && (norm + 1)->kind == ActionKind::gather;
 }
 
+// Returns a clock of the updates, before the first step.
+UpdateClock make_updates(const StepLog& log, const EventTimes& times) {
+  std::vector<double> state_reads;
+  for (const LoggedAction& action : log.actions) {
+    if (action.kind != ActionKind::update) continue;
+    for (const Event& event : log.blocks[static_cast<size_t>(action.block)])
+      if (is_state_read(event)) state_reads.push_back(times.seconds_of(event));
+  }
+  return {times.drive_shares(), std::move(state_reads), log.landed_units};
+}
+
+// Steps that are played before the simulated one: transfers of two steps may be under way at once.
+constexpr int steps_before = 2;
+
 // Kinds of work that one action begins and another one awaits: two of all micro-batches, then those of one.
 constexpr int8_t gathers = 0;
 constexpr int8_t sums = 1;
@@ -45,7 +61,7 @@ RankClock::RankClock(const StepLog& log, const EventTimes& times, bool plays_onc
       delays_updates_(delays_updates(log)),
       plays_once_(plays_once),
       played_(log.blocks.size()),
-      updates_(times.drive_shares(), log.landed_units) {
+      updates_(make_updates(log, times)) {
   const auto add = [&](const EventBlock& block) {
     std::vector<double>& seconds = seconds_.emplace_back();
     for (const Event& event : block) seconds.push_back(times.seconds_of(event));
@@ -54,43 +70,16 @@ RankClock::RankClock(const StepLog& log, const EventTimes& times, bool plays_onc
   add(log.before);
   add(log.after);
   if (!std::any_of(log.blocks.begin(), log.blocks.end(), is_beside)) return;
-  begin_after_two();
-  begin_after_another();
+  for (int steps = 0; steps < steps_before; ++steps) begin_after_another();
 }
 
+// Plays a step, as if other ranks were ready at once, whose updates go on in the next one.
 void RankClock::begin_after_another() {
-  double waited = 0;
-  bool updates = false;
-  for (const LoggedAction& action : log_.actions) {
-    const auto number = static_cast<size_t>(action.block);
-    if (action.kind == ActionKind::norm) updates = true;
-    if (action.kind == ActionKind::update && is_beside(log_.blocks[number]))
-      updates_.postpone(action.unit, log_.blocks[number], seconds_[number]);
-    if (action.kind == ActionKind::gather && updates && !delays_updates_) waited = updates_.over(action.unit).time;
-  }
-  if (updates_.any()) updates_.begin_next_step(waited);
-}
-
-// Plays the updates of the step before the last one, and the passes after them, in which the disk is read ahead: with
-// delayed updates all passes, which run beside them.
-void RankClock::begin_after_two() {
-  double passes = 0;
-  Moment last;
-  bool counts = delays_updates_;
-  for (const LoggedAction& action : log_.actions) {
-    const auto number = static_cast<size_t>(action.block);
-    if (action.kind == ActionKind::norm) break;
-    counts = counts || action.kind == ActionKind::loss;
-    for (size_t i = 0; counts && i < seconds_[number].size(); ++i)
-      if (log_.blocks[number][i].queue == Event::Queue::ops) passes += seconds_[number][i];
-  }
-  for (const LoggedAction& action : log_.actions) {
-    const auto number = static_cast<size_t>(action.block);
-    if (action.kind != ActionKind::update || !is_beside(log_.blocks[number])) continue;
-    updates_.play(action.unit, log_.blocks[number], seconds_[number], nullptr);
-    last.await(updates_.over(action.unit));
-  }
-  updates_.begin_next_step(delays_updates_ ? std::max(last.time, passes) : last.time + passes);
+  RankClock earlier(*this);
+  for (size_t part = 0; part < log_.actions.size() + 2; ++part) earlier.next();
+  updates_ = std::move(earlier.updates_);
+  seconds_.swap(earlier.seconds_);  // postponed updates borrow them
+  updates_.begin_next_step(earlier.now().time);
 }
 
 void RankClock::await_update(const LoggedAction& action) {
@@ -375,7 +364,11 @@ TimeSpan RankClock::next(const Moment* not_before, std::vector<TimeSpan>* times)
     updating_ = true;
     for (size_t i = 0; i < block_events.size(); ++i)
       if (is_of_ops(block_events[i])) run_op(block_events[i], seconds_[block_number][i]);
-    updates_.play(at->unit, block_events, seconds_[block_number], times);
+    if (times != nullptr) {
+      updates_.play(at->unit, block_events, seconds_[block_number], times);
+    } else {
+      updates_.postpone(at->unit, block_events, seconds_[block_number]);
+    }
     return span;
   }
   const bool reads_weights = at != nullptr && at->kind == ActionKind::forward && !delays_updates_;

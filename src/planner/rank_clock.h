@@ -26,7 +26,7 @@ namespace gptrain::inline planner {
 // - A copy beside the ops begins once the previous copy has ended. The next copy among the ops waits for it. Offloaded
 //   activations have one lane for each direction.
 // - Updates whose state is away (on the host or on disk) run beside the ops (UpdateClock), into the next step, whose
-//   ops wait for them. So the clock starts as if another step had run before. Weights that are away are read ahead of
+//   ops wait for them. So the clock starts as if other steps had run before. Weights that are away are read ahead of
 //   their gathers, as many units as there are slots (parallel/unit_slots.h); gradients are written behind the ops.
 // - Other ranks are ready at once, unless `not_before` says otherwise.
 class RankClock {
@@ -138,8 +138,6 @@ class RankClock {
   bool add_played(size_t block, const LoggedAction& action);
   bool is_played_alike(size_t block, const LoggedAction& action) const;
   Played play_alone(size_t block, const LoggedAction& action);
-  void begin_after_two();
-  // Plays the updates of the step before.
   void begin_after_another();
   void await_update(const LoggedAction& action);
 

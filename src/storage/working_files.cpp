@@ -36,25 +36,39 @@ void WorkingFiles::lend(const std::vector<std::span<std::byte>>& memory) {
   queue_->lend(memory);
 }
 
-WorkingFiles::Ticket WorkingFiles::begin_read(size_t piece, std::byte* to) { return begin(piece, to, false); }
-
-WorkingFiles::Ticket WorkingFiles::begin_write(size_t piece, const std::byte* from) {
-  return begin(piece, const_cast<std::byte*>(from), true);
+WorkingFiles::Ticket WorkingFiles::begin_read(size_t piece, std::byte* to, std::vector<Ticket> after) {
+  return begin({.piece = piece, .writes = false, .data = to, .after = std::move(after)}, true);
 }
 
-WorkingFiles::Ticket WorkingFiles::begin(size_t piece, std::byte* data, bool writes) {
-  const size_t num_blocks = files_.num_blocks(piece);
-  if (num_blocks == 0) return done;
-  auto job = std::make_unique<Job>();
-  job->piece = piece;
-  job->writes = writes;
-  job->data = data;
-  for (size_t block = 0; block < num_blocks; ++block) job->left.push_back(files_.block(piece, block).bytes);
+WorkingFiles::Ticket WorkingFiles::begin_write(size_t piece, const std::byte* from) {
+  return begin({.piece = piece, .writes = true, .data = const_cast<std::byte*>(from)}, true);
+}
+
+WorkingFiles::Ticket WorkingFiles::reserve_write(size_t piece) {
+  return begin({.piece = piece, .writes = true}, false);
+}
+
+void WorkingFiles::begin_reserved(Ticket ticket, const std::byte* from) {
+  if (ticket == done) return;
   std::unique_lock lock(mutex_);
   throw_failure(lock);
-  job->ticket = ++last_;
-  waiting_[writes ? 1 : 0].push_back(job.get());
-  jobs_.emplace(last_, std::move(job));
+  Job* const job = jobs_.at(ticket).get();
+  job->data = const_cast<std::byte*>(from);
+  waiting_[1].push_back(job);
+  asked_.notify_one();
+}
+
+// `is_asked`: the transfers may begin; otherwise the ticket is only reserved.
+WorkingFiles::Ticket WorkingFiles::begin(Job job, bool is_asked) {
+  const size_t num_blocks = files_.num_blocks(job.piece);
+  if (num_blocks == 0) return done;
+  for (size_t block = 0; block < num_blocks; ++block) job.left.push_back(files_.block(job.piece, block).bytes);
+  std::unique_lock lock(mutex_);
+  throw_failure(lock);
+  job.ticket = ++last_;
+  const auto added = jobs_.emplace(last_, std::make_unique<Job>(std::move(job))).first;
+  if (!is_asked) return last_;
+  waiting_[added->second->writes ? 1 : 0].push_back(added->second.get());
   asked_.notify_one();
   return last_;
 }
@@ -94,24 +108,49 @@ void WorkingFiles::end_failure() {
   ended_.notify_all();
 }
 
-void WorkingFiles::fail(std::exception_ptr failure) {
+void WorkingFiles::give_up(std::exception_ptr failure) {
   const std::lock_guard lock(mutex_);
   if (!failure_) failure_ = std::move(failure);
   for (std::deque<Job*>& jobs : waiting_) jobs.clear();
   ended_.notify_all();
+  asked_.notify_one();
+}
+
+// Returns whether the transfers of a job that waits may begin. REQUIRES: mutex_ is held.
+bool WorkingFiles::may_begin(Job& job) const {
+  const auto is_over = [&](Ticket ticket) {
+    const auto found = jobs_.find(ticket);
+    return found == jobs_.end() || found->second->over;
+  };
+  job.after.erase(std::remove_if(job.after.begin(), job.after.end(), is_over), job.after.end());
+  return job.after.empty();
+}
+
+// Returns the first of the waiting reads or writes whose transfers may begin; null: none. REQUIRES: mutex_ is held.
+WorkingFiles::Job* WorkingFiles::first_of(bool writes) const {
+  const std::deque<Job*>& jobs = waiting_[writes ? 1 : 0];
+  const auto found = std::find_if(jobs.begin(), jobs.end(), [&](Job* job) { return may_begin(*job); });
+  return found == jobs.end() ? nullptr : *found;
 }
 
 // Returns a job that has transfers to begin, reads and writes in turn; null: none.
 WorkingFiles::Job* WorkingFiles::next_job() {
   std::unique_lock lock(mutex_);
   if (free_tags_.size() == depth_)
-    asked_.wait(lock, [this] { return ending_ || !waiting_[0].empty() || !waiting_[1].empty(); });
+    asked_.wait(lock, [this] {
+      return ending_ || (failure_ && !failure_is_over_) || first_of(false) != nullptr || first_of(true) != nullptr;
+    });
   for (int tries = 0; tries < 2; ++tries) {
-    const std::deque<Job*>& jobs = waiting_[reads_next_ ? 0 : 1];
+    Job* const job = first_of(!reads_next_);
     reads_next_ = !reads_next_;
-    if (!jobs.empty()) return jobs.front();
+    if (job != nullptr) return job;
   }
   return nullptr;
+}
+
+bool WorkingFiles::is_ending() {
+  const std::lock_guard lock(mutex_);
+  return ending_;
 }
 
 void WorkingFiles::work() {
@@ -123,11 +162,11 @@ void WorkingFiles::work() {
         begin_transfer(*job);
       } else if (free_tags_.size() < depth_) {
         end_transfer(queue_->await());
-      } else {
+      } else if (is_ending()) {
         return;
       }
     } catch (...) {
-      fail(std::current_exception());
+      give_up(std::current_exception());
     }
   }
 }

@@ -31,9 +31,10 @@ struct WorkingFilesOptions {
   bool may_use_uring = true;
 };
 
-// One thread serves reads in the order in which they are asked for, and writes in theirs; while both wait, it begins
-// transfers of both in turn. Many transfers are under way at once, and bypass the page cache (O_DIRECT). Each block has
-// a checksum (CRC-32C) in memory, which is compared when the block is read. All methods may be called by any thread.
+// One thread serves reads in the order in which they are asked for, and writes in theirs, but a read that comes after
+// writes lets others pass until these are over. While reads and writes wait, it begins transfers of both in turn. Many
+// transfers are under way at once, and bypass the page cache (O_DIRECT). Each block has a checksum (CRC-32C) in memory,
+// which is compared when the block is read. All methods may be called by any thread.
 class WorkingFiles {
  public:
   static constexpr int64_t block_bytes = StoredFiles::block_bytes;
@@ -58,8 +59,16 @@ class WorkingFiles {
   // Begin to read or write a piece. The memory begins at a multiple of page_bytes and stays valid until `wait` has
   // returned. REQUIRES: no write of the piece is under way, and for a write no read; a piece is written before it is
   // read. THROWS Error(checkpoint) if any transfer so far has failed.
-  Ticket begin_read(size_t piece, std::byte* to);
+  // `after`: the read begins once these tickets are over, which may be of writes of the piece.
+  Ticket begin_read(size_t piece, std::byte* to, std::vector<Ticket> after = {});
   Ticket begin_write(size_t piece, const std::byte* from);
+  // Returns the ticket of a later write of the piece, so that reads can be asked for that come after it. REQUIRES:
+  // begin_reserved or give_up is called, so that these reads end.
+  Ticket reserve_write(size_t piece);
+  // Begins a reserved write as begin_write does; no effect for a piece without bytes.
+  void begin_reserved(Ticket ticket, const std::byte* from);
+  // Begins no more transfers. All who wait THROW `failure`, once no transfer is under way.
+  void give_up(std::exception_ptr failure);
   // Waits for the ticket and returns its times; zeros if it is `done` or was awaited before. THROWS Error(checkpoint),
   // which names file and piece, if any transfer so far has failed or has read a block with another checksum than was
   // written.
@@ -81,19 +90,22 @@ class WorkingFiles {
     size_t piece = 0;
     bool writes = false;
     std::byte* data = nullptr;
-    int64_t begun = 0;          // bytes whose transfers have begun
-    int64_t under_way = 0;      // transfers
-    std::vector<int64_t> left;  // by block: bytes that have not arrived
+    std::vector<Ticket> after = {};  // tickets that were not over at the last look
+    int64_t begun = 0;               // bytes whose transfers have begun
+    int64_t under_way = 0;           // transfers
+    std::vector<int64_t> left = {};  // by block: bytes that have not arrived
     Times times = {};
     bool over = false;
   };
 
-  Ticket begin(size_t piece, std::byte* data, bool writes);
+  Ticket begin(Job job, bool is_asked);
   void work();
+  bool may_begin(Job& job) const;
+  Job* first_of(bool writes) const;
   Job* next_job();
+  bool is_ending();
   void begin_transfer(Job& job);
   void end_transfer(const EndedTransfer& ended);
-  void fail(std::exception_ptr failure);
   void end_failure();
   void throw_failure(std::unique_lock<std::mutex>& lock);
 

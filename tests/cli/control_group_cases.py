@@ -182,7 +182,7 @@ class LittleMemory(CliCase):
             model={"num_layers": AWAY_LAYERS, "hidden_size": 640, "num_heads": 10, "sequence_length": 64},
             batch={"global": 1, "micro": 1}, run={"steps": steps}, precision={"compute": "bf16"})
         (self.folder / "drive").mkdir()
-        settings = overrides("memory.recompute=block", "memory.disk_path=drive", "memory.offload_optimizer=disk",
+        settings = overrides("memory.recompute=block", "memory.disk_path=drive", "memory.offload_optimizer=disk", "memory.disk_units=3",
                              "memory.offload_parameters=disk", "memory.offload_gradients=disk")
         forecast = []
         if is_large:

@@ -85,9 +85,10 @@ class Disk(CheckpointCase):
         copied = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *self.on_disk(
             "checkpoint.asynchronous=true", "checkpoint.every_steps=2")))
         self.assertGreaterEqual(copied["snapshot_bytes"] - (4 << 20), usual["moments_bytes"], "a copy of the state")
-        few, more = (json.loads(self.succeed("train", self.config, "--dry-run", "--json", *self.on_disk(
-            "model.num_layers=6", f"memory.disk_units={units}"))) for units in (3, 5))
+        few, more, chosen = (json.loads(self.succeed("train", self.config, "--dry-run", "--json", *self.on_disk(
+            "model.num_layers=6", f"memory.disk_units={units}"))) for units in (3, 5, 0))
         self.assertGreater(more["moments_bytes"], few["moments_bytes"])
+        self.assertGreater(chosen["moments_bytes"], few["moments_bytes"])
         self.assertEqual(more["disk_moments_bytes"], few["disk_moments_bytes"])
         both = self.on_disk("memory.offload_parameters=disk", "memory.offload_gradients=disk")
         all_there = json.loads(self.succeed("train", self.config, "--dry-run", "--json", *both))
@@ -155,6 +156,8 @@ class Disk(CheckpointCase):
                         "--world-size", 2, "--dry-run", *state,
                         *overrides("parallel.pipeline=2", "model.tied_head=true", "parallel.pipeline_schedule=zero-bubble-v",
                                    "model.num_layers=4", f"memory.offload_gradients={place}", "run.out=new"))
+        self.refuse(USAGE, ["memory.disk_units = 2: must be 0 or at least 3 (try 3)"], "config", "check", self.config,
+                    *self.on_disk("memory.disk_units=2"))
         self.refuse(USAGE, ["memory.disk_transfer_bytes = 5000: must be a power of two (try 4096)"],
                     "config", "check", self.config, *self.on_disk("memory.disk_transfer_bytes=5000"))
         for kind in ("muon", "adafactor"):

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/error.h"
@@ -57,7 +58,7 @@ TEST_CASE("fit leaves the state of as many units in memory as there is room for"
   CHECK(num_away(at_home) == 0);
   CHECK(at_home.warning.empty());
   const int64_t most = bytes_of(fitted(), target, at_home);
-  const RunConfig on_disk = config_with({"memory.offload_optimizer=disk"});
+  const RunConfig on_disk = config_with({"memory.offload_optimizer=disk", "memory.disk_units=3"});
   const int64_t least = bytes_of(on_disk, target, choose_step({on_disk, target}, 0));
   REQUIRE(least < most);
   target.memory_bytes = most;
@@ -76,11 +77,42 @@ TEST_CASE("fit leaves the state of as many units in memory as there is room for"
   CHECK(num_away(smallest_step({fitted(), target}, 0)) == 18);
 }
 
+TEST_CASE("memory has room for the state of as many units as keep the drives busy while passes run") {
+  Target target = cpu_target();
+  const auto units = [&](std::vector<std::string> more) {
+    more.emplace_back("memory.offload_optimizer=disk");
+    const RunConfig config = config_with(std::move(more));
+    return choose_step({config, target}, 0).landed_units;
+  };
+  CHECK(units({"memory.disk_units=5"}) == 5);
+  const std::string chosen = "memory.disk_units=0";
+  CHECK(units({chosen, "batch.global=64"}) == 18);
+  // Passes of one sequence are over before as much is read and written.
+  const int64_t of_one =
+      units({chosen, "batch.global=1", "memory.offload_parameters=disk", "memory.offload_gradients=disk"});
+  CHECK(of_one > 3);
+  CHECK(of_one < 18);
+  const RunConfig config = config_with({chosen, "memory.offload_optimizer=disk", "batch.global=64"});
+  StepChoices choices = choose_step({config, target}, 0);
+  const int64_t most = bytes_of(config, target, choices);
+  choices.landed_units = 3;
+  const int64_t least = bytes_of(config, target, choices);
+  for (const int64_t bytes : {(least + most) / 2, least, least - 1}) {
+    target.memory_bytes = bytes;
+    choices = choose_step({config, target}, 0);
+    CHECK((choices.landed_units > 3) == (bytes > least));
+    CHECK(choices.landed_units < 18);
+    if (bytes >= least) CHECK(bytes_of(config, target, choices) <= bytes);
+    ++choices.landed_units;
+    CHECK(bytes_of(config, target, choices) > bytes);
+  }
+}
+
 TEST_CASE("weights follow the state to the disk only if that is not enough") {
   Target target = cpu_target();
   const RunConfig config = config_with({"memory.offload_optimizer=fit", "memory.offload_parameters=fit"});
   CHECK(choose_step({config, target}, 0).weights == Residency::resident);
-  const RunConfig on_disk = config_with({"memory.offload_optimizer=disk"});
+  const RunConfig on_disk = config_with({"memory.offload_optimizer=disk", "memory.disk_units=3"});
   target.memory_bytes = bytes_of(on_disk, target, choose_step({on_disk, target}, 0)) - 1;
   const StepChoices choices = choose_step({config, target}, 0);
   CHECK(choices.weights == Residency::away);
@@ -160,7 +192,7 @@ TEST_CASE("on a GPU weights follow the state to drives if the host has no room")
   Target target = cpu_target();
   target.kind = Target::Kind::gpu;
   const RunConfig config = config_with({"memory.offload_optimizer=fit", "memory.offload_parameters=fit"});
-  RunConfig away = config_with({"memory.offload_optimizer=disk"});
+  RunConfig away = config_with({"memory.offload_optimizer=disk", "memory.disk_units=3"});
   target.memory_bytes = bytes_of(away, target, choose_step({away, target}, 0)) - 1;
   away.memory.offload_parameters = StatePlace::disk;
   RunConfig all_on_host = with_all_on_host();

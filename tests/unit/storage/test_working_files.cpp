@@ -3,6 +3,7 @@
 #include <csignal>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <fcntl.h>
 #include <filesystem>
 #include <fmt/format.h>
@@ -113,6 +114,41 @@ TEST_CASE("pieces come back from one drive and from two, by io_uring and by thre
       CHECK(*read[0] == *written[0]);
     }
   }
+}
+
+TEST_CASE("a read comes after writes that begin later, and lets other reads pass") {
+  const TemporaryFolder folder;
+  for (const bool uring : {true, false}) {
+    INFO(uring);
+    WorkingFiles files(options_of({folder.path()}, uring), pieces);
+    Pages before(pieces[1].bytes), after(pieces[1].bytes), read(pieces[1].bytes), other(pieces[0].bytes);
+    before.fill(1);
+    after.fill(2);
+    files.write(0, before.data());
+    files.write(1, before.data());
+    const WorkingFiles::Ticket write = files.reserve_write(1), none = files.reserve_write(2);
+    CHECK(none == WorkingFiles::done);
+    const WorkingFiles::Ticket late = files.begin_read(1, read.data(), {none, write});
+    files.read(0, other.data());
+    CHECK(std::memcmp(other.data(), before.data(), static_cast<size_t>(pieces[0].bytes)) == 0);
+    CHECK(!files.is_over(late));
+    files.begin_reserved(none, nullptr);
+    files.begin_reserved(write, after.data());
+    const double read_start = files.wait(late).start;
+    CHECK(read == after);
+    CHECK(files.wait(write).end <= read_start);
+  }
+}
+
+TEST_CASE("nobody waits for a reserved write that is given up") {
+  const TemporaryFolder folder;
+  WorkingFiles files(options_of({folder.path()}), pieces);
+  Pages data(pieces[0].bytes);
+  files.write(0, data.data());
+  const WorkingFiles::Ticket write = files.reserve_write(0), read = files.begin_read(0, data.data(), {write});
+  files.give_up(std::make_exception_ptr(Error(ExitCode::checkpoint, "an update failed")));
+  CHECK(message_of([&] { files.wait(read); }) == "an update failed");
+  CHECK(message_of([&] { files.begin_reserved(write, data.data()); }) == "an update failed");
 }
 
 TEST_CASE("memory that was lent is read and written as other memory is") {
