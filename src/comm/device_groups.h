@@ -20,9 +20,9 @@ constexpr int64_t device_exchange_bytes = int64_t{64} << 20;
 
 // A group of a lane on the host, and the resources of its device communicator. All borrowed.
 struct LinkedGroup {
-  Communicator* host;     // used only to create the device group
-  SideQueue* queue;       // the lane's queue
-  DeviceMemory* scratch;  // the lane's device memory for reductions
+  Communicator* host = nullptr;     // used only to create the device group
+  SideQueue* queue = nullptr;       // the lane's queue
+  DeviceMemory* scratch = nullptr;  // the lane's device memory for reductions
   // True: the group has two ranks and only the first sends.
   bool one_way = false;
   bool in_pairs = false;       // ranks send to each other, in sums of much data and in all-to-all
