@@ -156,6 +156,7 @@ const std::map<std::string, Sample> samples = {
     {"memory.offload_gradients", {R"("disk")", {"memory.offload_optimizer=disk", "memory.disk_path=/scratch"}}},
     {"memory.disk_path", {R"("/scratch")", {"memory.offload_optimizer=disk"}}},
     {"memory.disk_units", {"8", {"memory.offload_optimizer=disk", "memory.disk_path=/scratch"}}},
+    {"memory.disk_clones", {R"("never")", {"memory.offload_optimizer=disk", "memory.disk_path=/scratch"}}},
     {"memory.disk_transfer_bytes", {"65536", {"memory.offload_optimizer=disk", "memory.disk_path=/scratch"}}},
     {"memory.disk_depth", {"4", {"memory.offload_optimizer=disk", "memory.disk_path=/scratch"}}},
     {"checkpoint.every_steps", {"10", {}}},
