@@ -4,21 +4,14 @@
 #include <fmt/format.h>
 #include <limits>
 
+#include "activation_reference.h"
 #include "base/fp8.h"
 #include "harness.h"
 
 namespace gptrain::ops_test::cases_fp8_activation {
 namespace {
 
-struct Kind {
-  ActivationKind kind;
-  const char* name;
-};
-constexpr Kind kinds[] = {{ActivationKind::gelu, "gelu"},
-                          {ActivationKind::gelu_tanh, "gelu_tanh"},
-                          {ActivationKind::swiglu, "swiglu"},
-                          {ActivationKind::geglu, "geglu"},
-                          {ActivationKind::geglu_tanh, "geglu_tanh"}};
+using namespace activation_reference;
 
 struct Case {
   int64_t rows, cols;  // size of the activation's narrow side
@@ -62,17 +55,6 @@ double decoded(DType dtype, double code) {
   return static_cast<double>(dtype == DType::f8e4m3 ? to_float(f8e4m3{bits}) : to_float(f8e5m2{bits}));
 }
 
-// The function of an activation, or that of its gate, and its slope, in double.
-double function(ActivationKind kind, double x) {
-  if (kind == ActivationKind::swiglu) return x / (1 + std::exp(-x));
-  if (kind == ActivationKind::gelu || kind == ActivationKind::geglu) return x * std::erfc(-x * M_SQRT1_2) / 2;
-  return x / (1 + std::exp(-2 * std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
-}
-double slope(ActivationKind kind, double x) {
-  constexpr double step = 1e-4;
-  return (function(kind, x + step) - function(kind, x - step)) / (2 * step);
-}
-
 // Checks codes against a matrix in double: half a step of the format, and the rounding to bf16 before it.
 void expect_near_exact(Trial& trial, const Operand& rows, const std::vector<double>& exact, double scale) {
   const DType dtype = rows.matrix().dtype;
@@ -88,8 +70,7 @@ void expect_near_exact(Trial& trial, const Operand& rows, const std::vector<doub
 }
 
 void check_forward(Trial& trial, const Kind& kind, const Case& c, DType dtype, double forecast) {
-  const bool gated = is_gated(kind.kind);
-  const int64_t wide = gated ? 2 * c.cols : c.cols;
+  const int64_t wide = is_gated(kind.kind) ? 2 * c.cols : c.cols;
   const Operand& x = trial.input(DType::bf16, c.rows, wide, 2, 16);
   const Operand& bias = trial.input(DType::bf16, 1, wide);
   Operand& y = trial.output(DType::bf16, c.rows, c.cols, 8);
@@ -102,17 +83,12 @@ void check_forward(Trial& trial, const Kind& kind, const Case& c, DType dtype, d
   trial.run(op);
   fused.expect_same(trial, c, apart);
   if (!c.with_rows) return;
-  std::vector<double> exact;
-  const auto biased = [&](int64_t row, int64_t col) { return x.at(row, col) + (c.bias ? bias.at(0, col) : 0); };
-  for (int64_t row = 0; row < c.rows; ++row)
-    for (int64_t col = 0; col < c.cols; ++col)
-      exact.push_back(function(kind.kind, biased(row, col)) * (gated ? biased(row, c.cols + col) : 1));
+  const auto exact = activate(kind.kind, biased<double>(x, bias, c.bias), c.cols);
   expect_near_exact(trial, fused.rows, exact, 1 / fused.inverse_scale.at(0, 0));
 }
 
 void check_backward(Trial& trial, const Kind& kind, const Case& c, DType dtype, double forecast) {
-  const bool gated = is_gated(kind.kind);
-  const int64_t wide = gated ? 2 * c.cols : c.cols;
+  const int64_t wide = is_gated(kind.kind) ? 2 * c.cols : c.cols;
   const Operand& x = trial.input(DType::bf16, c.rows, wide, 2, 16);
   const Operand& bias = trial.input(DType::bf16, 1, wide);
   const Operand& dy = trial.input(DType::bf16, c.rows, c.cols, 1, 16);
@@ -130,15 +106,7 @@ void check_backward(Trial& trial, const Kind& kind, const Case& c, DType dtype, 
   trial.run(op);
   fused.expect_same(trial, c, apart);
   if (!c.with_rows) return;
-  std::vector<double> exact(static_cast<size_t>(c.rows * wide));
-  const auto biased = [&](int64_t row, int64_t col) { return x.at(row, col) + (c.bias ? bias.at(0, col) : 0); };
-  for (int64_t row = 0; row < c.rows; ++row) {
-    for (int64_t col = 0; col < c.cols; ++col) {
-      const double gate = biased(row, col), of_slope = dy.at(row, col) * slope(kind.kind, gate);
-      exact[static_cast<size_t>(row * wide + col)] = gated ? of_slope * biased(row, c.cols + col) : of_slope;
-      if (gated) exact[static_cast<size_t>(row * wide + c.cols + col)] = dy.at(row, col) * function(kind.kind, gate);
-    }
-  }
+  const auto exact = gradient(kind.kind, biased<double>(x, bias, c.bias), dy.values(), c.cols);
   expect_near_exact(trial, fused.rows, exact, 1 / fused.inverse_scale.at(0, 0));
 }
 
