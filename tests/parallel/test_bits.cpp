@@ -100,11 +100,23 @@ class ScaleRecorder final : public ForwardingBackend {
   std::vector<float>& scales_;
 };
 
-Wrapping recording_scales(RankScales& scales, int64_t world_size) {
+template <typename Recorder>
+Wrapping recording(RankScales& scales, int64_t world_size) {
   scales.resize(static_cast<size_t>(world_size));
   return {.backend = [&scales](int64_t rank, Backend& inner) -> std::unique_ptr<Backend> {
-    return std::make_unique<ScaleRecorder>(inner, scales[static_cast<size_t>(rank)]);
+    return std::make_unique<Recorder>(inner, scales[static_cast<size_t>(rank)]);
   }};
+}
+
+// Checks that all ranks have the same scales, near those of one rank. `has_replicas`: ranks with replicas of a key head
+// have parts of its gradient, with another amax than one rank.
+void check_scales(const RankScales& of_many, const RankScales& of_one, bool has_replicas) {
+  for (const std::vector<float>& of_rank : of_many) {
+    CHECK(of_rank == of_many.front());
+    REQUIRE(of_rank.size() == of_one.front().size());
+    if (has_replicas) continue;
+    for (size_t i = 0; i < of_rank.size(); ++i) CHECK(of_rank[i] == Approx(of_one.front()[i]).epsilon(0.1));
+  }
 }
 
 double distance(const std::vector<float>& a, const std::vector<float>& b) {
@@ -138,7 +150,8 @@ TEST_CASE("FP8 factors: a tensor has the scale of all of it, however many tensor
       const GlobalState start = train_on_ranks(config_of(family, {1, 1, false}, all), 1, 3).state;
       const auto run = [&](const MeshSizes& mesh, RankScales& scales) {
         const RunConfig config = config_of(family, mesh, all);
-        return train_on_ranks(config, mesh.world_size(), 1, &start, 100, recording_scales(scales, mesh.world_size()));
+        return train_on_ranks(config, mesh.world_size(), 1, &start, 100,
+                              recording<ScaleRecorder>(scales, mesh.world_size()));
       };
       RankScales of_one;
       const Outcome one = run({1, 1, false}, of_one);
@@ -148,13 +161,7 @@ TEST_CASE("FP8 factors: a tensor has the scale of all of it, however many tensor
         RankScales of_many;
         const Outcome many = run(mesh, of_many);
         REQUIRE(many.torn.empty());
-        for (const std::vector<float>& of_rank : of_many) {
-          CHECK(of_rank == of_many.front());
-          REQUIRE(of_rank.size() == of_one.front().size());
-          // Ranks with replicas of a key head have parts of its gradient, with another amax.
-          if (mesh.tensor > config_of(family, mesh, base).model.num_kv_heads) continue;
-          for (size_t i = 0; i < of_rank.size(); ++i) CHECK(of_rank[i] == Approx(of_one.front()[i]).epsilon(0.1));
-        }
+        check_scales(of_many, of_one, mesh.tensor > config_of(family, mesh, base).model.num_kv_heads);
         CHECK(std::abs(many.losses[0] / one.losses[0] - 1) < 1e-3);
         for (const auto& [name, values] : one.state) {
           if (!name.starts_with("exp_avg/")) continue;
@@ -194,11 +201,8 @@ TEST_CASE("delayed FP8 scales: all ranks of any layout agree on the amaxes that 
     const GlobalState start = train_on_ranks(config_of(family, {1, 1, false}, all), 1, 3).state;
     const auto run = [&](const MeshSizes& mesh, RankScales& amaxes) {
       const RunConfig config = config_of(family, mesh, all);
-      amaxes.resize(static_cast<size_t>(mesh.world_size()));
-      const Wrapping recording{.backend = [&amaxes](int64_t rank, Backend& inner) -> std::unique_ptr<Backend> {
-        return std::make_unique<AmaxRecorder>(inner, amaxes[static_cast<size_t>(rank)]);
-      }};
-      return train_on_ranks(config, mesh.world_size(), 2, &start, 100, recording);
+      return train_on_ranks(config, mesh.world_size(), 2, &start, 100,
+                            recording<AmaxRecorder>(amaxes, mesh.world_size()));
     };
     RankScales of_one;
     const Outcome one = run({1, 1, false}, of_one);
@@ -209,12 +213,7 @@ TEST_CASE("delayed FP8 scales: all ranks of any layout agree on the amaxes that 
       RankScales of_many;
       const Outcome many = run(mesh, of_many);
       REQUIRE(many.torn.empty());
-      for (const std::vector<float>& of_rank : of_many) {
-        CHECK(of_rank == of_many.front());
-        REQUIRE(of_rank.size() == of_one.front().size());
-        if (mesh.tensor > config_of(family, mesh, all).model.num_kv_heads) continue;  // see above
-        for (size_t i = 0; i < of_rank.size(); ++i) CHECK(of_rank[i] == Approx(of_one.front()[i]).epsilon(0.1));
-      }
+      check_scales(of_many, of_one, mesh.tensor > config_of(family, mesh, all).model.num_kv_heads);
       for (size_t i = 0; i < 2; ++i) CHECK(std::abs(many.losses[i] / one.losses[i] - 1) < 2e-3);
     }
   }
